@@ -1,0 +1,1 @@
+"""From lists of URLs to validated shards."""

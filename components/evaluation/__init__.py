@@ -1,0 +1,1 @@
+"""From trained weights to numbers and a report."""

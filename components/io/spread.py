@@ -1,0 +1,64 @@
+"""Spreading a data stage's partitions over processes or over a Ray cluster. Ray's one place among the data stages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+
+from components.io.errors import UserError
+
+
+def spread(
+    run: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], *, processes: int = 0, ray_address: str | None = None
+) -> Iterator[int]:
+    """Call ``run(*job)`` for every job, side by side; yields 0, 1, 2 … as jobs finish, in whatever order.
+
+    Jobs communicate through files, so no result is returned. The first error stops the rest and is raised here.
+    `processes` 0 means one per core; one process (or one job) runs in this process, which debuggers like.
+    """
+    if ray_address is not None:
+        yield from _spread_on_ray(run, jobs, ray_address)
+        return
+    processes = min(processes or os.cpu_count() or 1, len(jobs))
+    if processes <= 1:
+        for index, job in enumerate(jobs):
+            run(*job)
+            yield index
+        return
+    # forkserver: a fork of a process that has threads (Arrow, torch) can deadlock
+    with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
+        futures = [pool.submit(run, *job) for job in jobs]
+        try:
+            for index, future in enumerate(as_completed(futures)):
+                future.result()
+                yield index
+        except BrokenProcessPool:
+            raise UserError(
+                "a worker process was killed, probably for want of memory: lower `runtime.processes` and run again; "
+                "finished parts are kept"
+            ) from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _spread_on_ray(run: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], address: str) -> Iterator[int]:
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(address=address, log_to_driver=False)
+    remote = ray.remote(run)
+    waiting = [remote.remote(*job) for job in jobs]
+    finished = 0
+    try:
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1)
+            ray.get(ready)
+            yield finished
+            finished += 1
+    finally:
+        for reference in waiting:
+            ray.cancel(reference)

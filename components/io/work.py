@@ -1,0 +1,134 @@
+"""Resumable work: partitions that are finished once and for all, then published as a stage's out.
+
+DVC deletes a stage's outs before it runs the stage, so what an interrupted run had finished must lie elsewhere: under
+``work/STAGE/DIGEST``, where the digest covers parameters, inputs and code. Other parameters work in another folder and
+never see stale pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from components.io.progress import progress
+from components.io.records import MANIFEST_FILE, sha256_file
+from components.io.spread import spread
+
+DONE_FILE = "done.json"
+
+
+class Runtime(BaseModel, frozen=True, extra="forbid"):
+    """Where and how wide to run. Nothing here changes a stage's output, so no stage depends on it in DVC."""
+
+    processes: int = Field(default=0, ge=0, description="worker processes for data stages; 0: one per core")
+    ray_address: str | None = Field(default=None, description="Ray cluster that runs data stages and training")
+    work: Path = Field(default=Path("work"), description="unfinished work and checkpoints; shared by all nodes")
+
+
+@cache
+def code_digest() -> str:
+    """Hex sha256 over the source of `components` and `models`: other code must not resume this code's work."""
+    root = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
+    for package in ("components", "models"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def input_digest(path: Path) -> str:
+    """Hex sha256 of an input: of its manifest where it has one, else of every file's name and content."""
+    if path.is_file():
+        return sha256_file(path)
+    if (path / MANIFEST_FILE).is_file():
+        return sha256_file(path / MANIFEST_FILE)
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            digest.update(file.relative_to(path).as_posix().encode() + b"\0" + sha256_file(file).encode() + b"\0")
+    return digest.hexdigest()
+
+
+def run_digest(stage: str, params: BaseModel, inputs: Mapping[str, Path]) -> str:
+    """Twelve hex digits that name this work: stage, parameters, inputs and code."""
+    content = {
+        "stage": stage,
+        "params": params.model_dump(mode="json"),
+        "inputs": {name: input_digest(path) for name, path in sorted(inputs.items())},
+        "code": code_digest(),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def stage_work(runtime: Runtime, stage: str, params: BaseModel, inputs: Mapping[str, Path]) -> Path:
+    """The folder for this stage's unfinished work, made if it is not there yet."""
+    folder = runtime.work / stage / run_digest(stage, params, inputs)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def run_partition(run: Callable[[Any, Path], dict[str, Any]], item: Any, folder: Path) -> dict[str, Any]:
+    """Run one partition unless it is finished; return what it reported.
+
+    `run(item, folder)` writes its files into an empty `folder` and returns a JSON dictionary. The partition counts as
+    finished when its folder has its final name, which it gets last: a killed run leaves only a ``.partial`` behind.
+    """
+    if (folder / DONE_FILE).is_file():
+        done: dict[str, Any] = json.loads((folder / DONE_FILE).read_text(encoding="utf-8"))
+        return done
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    result = run(item, partial)
+    (partial / DONE_FILE).write_text(json.dumps(result), encoding="utf-8")
+    partial.rename(folder)
+    return result
+
+
+def map_partitions(
+    run: Callable[[Any, Path], dict[str, Any]],
+    items: Sequence[Any],
+    *,
+    work: Path,
+    runtime: Runtime,
+    label: str,
+    name: str = "part",
+) -> list[tuple[Path, dict[str, Any]]]:
+    """Run `run` over `items` on the runtime's processes or Ray cluster, skipping what an earlier run finished.
+
+    `run` must be importable (a module's function or a `functools.partial` of one). Returns, in the order of `items`,
+    each partition's folder (``work/NAME-00000`` …) and what `run` returned for it.
+    """
+    folders = [work / f"{name}-{index:05d}" for index in range(len(items))]
+    jobs = [
+        (run, item, folder) for item, folder in zip(items, folders, strict=True) if not (folder / DONE_FILE).is_file()
+    ]
+    with progress(label, total=len(items), unit="parts", done=len(items) - len(jobs)) as advance:
+        for _ in spread(run_partition, jobs, processes=runtime.processes, ray_address=runtime.ray_address):
+            advance()
+    return [(folder, json.loads((folder / DONE_FILE).read_text(encoding="utf-8"))) for folder in folders]
+
+
+def publish(built: Path, out: Path) -> None:
+    """Move a finished folder to a stage's out, replacing what stands there.
+
+    `built` should lie in the stage's work folder. Across file systems it is copied first, so that `out` appears whole.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.exists():
+        shutil.rmtree(out)
+    try:
+        built.rename(out)
+    except OSError:
+        staged = out.with_name(f".{out.name}.partial")
+        shutil.rmtree(staged, ignore_errors=True)
+        shutil.copytree(built, staged)
+        staged.rename(out)
+        shutil.rmtree(built)

@@ -1,0 +1,1 @@
+"""From shards to trained weights, through Ray Train."""

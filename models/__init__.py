@@ -1,0 +1,1 @@
+"""Torch modules and losses. They open no files and know nothing of Ray."""

@@ -1,0 +1,1 @@
+"""ALBEF: align before fuse, with momentum distillation."""
