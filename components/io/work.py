@@ -15,21 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from components.io.progress import progress
 from components.io.records import MANIFEST_FILE, sha256_file
+from components.io.runtime import Runtime
 from components.io.spread import spread
 
 DONE_FILE = "done.json"
-
-
-class Runtime(BaseModel, frozen=True, extra="forbid"):
-    """Where and how wide to run. Nothing here changes a stage's output, so no stage depends on it in DVC."""
-
-    processes: int = Field(default=0, ge=0, description="worker processes for data stages; 0: one per core")
-    ray_address: str | None = Field(default=None, description="Ray cluster that runs data stages and training")
-    work: Path = Field(default=Path("work"), description="unfinished work and checkpoints; shared by all nodes")
 
 
 @cache

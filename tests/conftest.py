@@ -1,0 +1,26 @@
+"""What all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data beside the checkout (VLP_SHARED, default ../shared)."""
+    folder = Path(os.environ.get("VLP_SHARED", ROOT.parent / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there: it holds the real data for these tests (set VLP_SHARED)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The folder of reference numbers (VLP_REFERENCE_DIR, default ../shared/reference)."""
+    folder = Path(os.environ.get("VLP_REFERENCE_DIR", ROOT.parent / "shared" / "reference"))
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there: it holds the published code's numbers (set VLP_REFERENCE_DIR)")
+    return folder
