@@ -1,0 +1,55 @@
+# Everything a user or a developer runs, by name. `make help` lists it.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+UV_VERSION := $(shell sed -n 's/^uv==\([^ ;]*\).*/\1/p' requirements.lock)
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help install demo test test-fast lint format bench deps lock clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+install: $(STAMP) ## make the virtual environment from the lock file (other targets do it when needed)
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("vlp needs Python 3.11 or later, this is %d.%d: make PYTHON=python3.11 …" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv pip install --python $(BIN)/python --requirements requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(STAMP) ## run the whole pipeline on the built-in corpus, from download to report (about ten minutes)
+	$(BIN)/vlp flow end-to-end
+
+test: $(STAMP) ## run all tests
+	$(BIN)/pytest
+
+test-fast: $(STAMP) ## run the tests that need no cluster and no server
+	$(BIN)/pytest -m "not slow"
+
+lint: $(STAMP) ## check format, style, types and the layers' direction
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## put the source into the agreed format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## measure speed and memory; prints tables
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+lock: ## resolve pyproject.toml anew into requirements.lock
+	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --python-version 3.11 \
+	  --no-emit-index-url --no-annotate --no-header --upgrade --output-file requirements.lock
+
+clean: ## remove what runs have made (data, unfinished work, checkpoints); keeps the environment
+	rm -rf work data/corpus data/raw data/tasks data/clean data/unique data/shards data/validation \
+	  data/models data/curves data/evaluation data/report dvc.lock
