@@ -1,0 +1,210 @@
+"""Scores of every picture against every caption: by contrastive similarity, then by the fusion encoder for the best.
+
+The published inference (ALBEF, section 6.1 and appendix A): rank by the similarity of the two unimodal features
+(ITC); then, for each picture, give the `top_k` captions the match logit of the fusion encoder (ITM), and likewise for
+each caption its `top_k` pictures. The score is the second ITM logit itself, neither a probability nor added to the
+similarity, as in the published code. The published code runs one query at a time; here the pairs of both directions are
+one list without repetitions (a pair has one logit, whichever side asks), run in batches of similar caption length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+MATCH = 1  # the ITM head's output that means "the two belong together"
+OUTSIDE = float("-inf")  # the score of a candidate outside the top k (the published code writes -100)
+
+
+class RetrievalModel(Protocol):
+    """What evaluation asks of a model; `features` are normalised, (B, E)."""
+
+    def encode_image(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (B, P, D) and features (B, E) of images (B, 3, H, W)."""
+
+    def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (B, L, D) and features (B, E) of token ids (B, L)."""
+
+    def match(self, image_tokens: Tensor, text_tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        """Match logits (B, 2) of B pairs."""
+
+
+class Pictures(Protocol):
+    """N pictures by slice, ready for the model. A tensor (N, 3, H, W) is one; so is a folder that decodes on demand."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Texts:
+    """M captions: `input_ids` and `attention_mask`, (M, L) int64, the mask 1 over tokens, then 0 over padding."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each caption, (M,) int64."""
+        return self.attention_mask.sum(dim=1)
+
+
+@dataclass(frozen=True)
+class ItcScores:
+    """`similarity` (N, M) float32, cosines; `text_tokens` (M, L, D), kept because re-ranking needs them again.
+
+    Picture tokens are not kept: at 577 tokens each they outgrow memory, and encoding a picture again costs little
+    beside its hundreds of fusion passes.
+    """
+
+    similarity: Tensor
+    text_tokens: Tensor
+
+
+@dataclass(frozen=True)
+class ItmScores:
+    """Match logits, minus infinity outside each query's top k: `image_to_text` (N, M), `text_to_image` (M, N)."""
+
+    image_to_text: Tensor
+    text_to_image: Tensor
+
+
+def _silent(items: int = 1) -> None:
+    return None
+
+
+@torch.inference_mode()
+def score_itc(
+    model: RetrievalModel,
+    pictures: Pictures,
+    texts: Texts,
+    *,
+    batch_size: int = 64,
+    device: str | torch.device = "cpu",
+    advance: Callable[[int], None] = _silent,
+) -> ItcScores:
+    """Similarities of all pictures and captions, in batches of `batch_size` pictures, then of captions.
+
+    `advance` is called with the number of pictures or captions just finished. Results lie on the CPU.
+    """
+    image_features = []
+    for start in range(0, len(pictures), batch_size):
+        images = pictures[start : start + batch_size]  # (b, 3, H, W)
+        image_features.append(model.encode_image(images.to(device))[1].float().cpu())
+        advance(len(images))
+    text_tokens: Tensor | None = None
+    text_features: Tensor | None = None
+    for index in _by_length(texts.lengths, batch_size):
+        ids, mask = _trimmed(texts, index)  # (b, l)
+        tokens, features = model.encode_text(ids.to(device), mask.to(device))
+        if text_tokens is None or text_features is None:
+            text_tokens = tokens.new_zeros(*texts.input_ids.shape, tokens.shape[-1], device="cpu")  # (M, L, D)
+            text_features = torch.zeros(len(texts), features.shape[-1])  # (M, E)
+        text_tokens[index, : ids.shape[1]] = tokens.cpu()
+        text_features[index] = features.float().cpu()
+        advance(len(index))
+    if text_tokens is None or text_features is None or not image_features:
+        raise ValueError(f"{len(pictures)} pictures and {len(texts)} captions: nothing to score")
+    return ItcScores(torch.cat(image_features) @ text_features.T, text_tokens)
+
+
+@torch.inference_mode()
+def rerank_itm(
+    model: RetrievalModel,
+    pictures: Pictures,
+    texts: Texts,
+    itc: ItcScores,
+    *,
+    top_k: int,
+    batch_size: int = 64,
+    pair_batch_size: int = 256,
+    device: str | torch.device = "cpu",
+    advance: Callable[[int], None] = _silent,
+) -> ItmScores:
+    """Match logits of each query's `top_k` candidates by similarity (fewer where there are fewer candidates).
+
+    `batch_size` pictures are encoded at once and their pairs run in batches of `pair_batch_size`; neither changes the
+    scores but for rounding. `advance` is called with the number of pairs just finished (`count_pairs` in all).
+    """
+    texts_of, pictures_of = _candidates(itc.similarity, top_k)  # (N, k), (M, k)
+    logits = torch.full_like(itc.similarity, OUTSIDE, dtype=torch.float32)  # (N, M)
+    for start in range(0, len(pictures), batch_size):
+        stop = min(start + batch_size, len(pictures))
+        picture, text = _pairs(texts_of, pictures_of, start, stop)  # (pairs,) twice
+        image_tokens = model.encode_image(pictures[start:stop].to(device))[0]  # (b, P, D)
+        for order in _by_length(texts.lengths[text], pair_batch_size):
+            index = text[order]
+            mask = _trimmed(texts, index)[1].to(device)  # (pairs, l)
+            tokens = itc.text_tokens[index, : mask.shape[1]].to(device)  # (pairs, l, D)
+            match = model.match(image_tokens[(picture[order] - start).to(device)], tokens, mask)  # (pairs, 2)
+            logits[picture[order], index] = match[:, MATCH].float().cpu()
+            advance(len(index))
+    return ItmScores(
+        image_to_text=_only(logits, texts_of),
+        text_to_image=_only(logits.T, pictures_of),
+    )
+
+
+def count_pairs(similarity: Tensor, top_k: int) -> int:
+    """The pairs that `rerank_itm` runs: those in a picture's top k, in a caption's, or in both (counted once)."""
+    texts_of, pictures_of = _candidates(similarity, top_k)
+    return len(_pairs(texts_of, pictures_of, 0, len(similarity))[0])
+
+
+def with_tail(reranked: Tensor, similarity: Tensor) -> Tensor:
+    """Scores (Q, C) float64 in which candidates outside the top k follow all of the top k, in the order of similarity.
+
+    The published code gives them all one score and leaves their order to the sorting routine. Recall at K up to
+    `top_k` is the same.
+    """
+    tail = similarity.double()
+    inside = reranked.double()
+    floor = inside.where(inside > OUTSIDE, torch.inf).amin(dim=1, keepdim=True)  # (Q, 1) lowest logit of the top k
+    return torch.where(inside > OUTSIDE, inside, floor - 1 - (tail.amax(dim=1, keepdim=True) - tail))
+
+
+def _candidates(similarity: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The `top_k` captions of each picture (N, k) and pictures of each caption (M, k)."""
+    pictures, texts = similarity.shape
+    return (
+        similarity.topk(min(top_k, texts), dim=1).indices,
+        similarity.T.topk(min(top_k, pictures), dim=1).indices,
+    )
+
+
+def _pairs(texts_of: Tensor, pictures_of: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """The pairs of pictures `start` to `stop` that either side asks for: picture and caption indices, each once."""
+    wanted = torch.zeros(stop - start, len(pictures_of), dtype=torch.bool)  # (b, M)
+    wanted.scatter_(1, texts_of[start:stop], True)
+    text, place = torch.nonzero((pictures_of >= start) & (pictures_of < stop), as_tuple=True)
+    wanted[pictures_of[text, place] - start, text] = True
+    picture, text = torch.nonzero(wanted, as_tuple=True)
+    return picture + start, text
+
+
+def _by_length(lengths: Tensor, size: int) -> Iterator[Tensor]:
+    """Indices in batches of at most `size`, short texts first: little padding, so little wasted work."""
+    order = torch.argsort(lengths, stable=True)
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def _trimmed(texts: Texts, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and mask of some texts without the columns that are padding in all of them."""
+    mask = texts.attention_mask[index]
+    length = int(mask.sum(dim=1).max())
+    return texts.input_ids[index, :length], mask[:, :length]
+
+
+def _only(logits: Tensor, candidates: Tensor) -> Tensor:
+    """The logits of each row's candidates; the rest OUTSIDE, whatever the other direction asked for."""
+    kept = torch.full_like(logits, OUTSIDE)
+    return kept.scatter_(1, candidates, logits.gather(1, candidates))
