@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
+from components.data.formats import Format
 from components.data.local_sources import read_albef, read_folder, read_karpathy
 from components.data.source_rows import SourceRow, malformed_row, web_row
 from components.io.errors import UserError
 
 __all__ = ["Format", "SourceRow", "read_source"]
-
-Format = Literal["auto", "tsv", "parquet", "albef", "karpathy", "folder"]
 
 LIST_SUFFIXES: dict[str, Format] = {".tsv": "tsv", ".txt": "tsv", ".parquet": "parquet"}
 URL_COLUMNS = ("url", "image_url")  # looked for without regard to case when `url_column` is not given

@@ -1,0 +1,5 @@
+"""The layouts of source lists, by name. Light to import: parameters name them."""
+
+from typing import Literal
+
+Format = Literal["auto", "tsv", "parquet", "albef", "karpathy", "folder"]
