@@ -1,0 +1,86 @@
+"""ALBEF pre-training: ITC + ITM + MLM with momentum distillation (§3.2, §3.3, Eq. 5)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.albef.config import AlbefConfig
+from models.albef.distilled import DistilledAlbef
+from models.albef.losses import Negatives, masked_language_loss
+from models.albef.masking import NO_LABEL, mask_tokens
+from models.albef.model import Towers
+
+
+class PretrainingOutput(NamedTuple):
+    """The three losses (scalars), and what they were computed on: similarities over temperature are (B, pool)."""
+
+    loss_itc: Tensor
+    loss_itm: Tensor
+    loss_mlm: Tensor
+    negatives: Negatives
+    similarity_i2t: Tensor
+    similarity_t2i: Tensor
+
+    @property
+    def loss(self) -> Tensor:
+        """Their sum (Eq. 5)."""
+        return self.loss_itc + self.loss_itm + self.loss_mlm
+
+
+class AlbefPretraining(DistilledAlbef):
+    """The student with its MLM head, the teacher and the queue."""
+
+    def __init__(self, config: AlbefConfig) -> None:
+        super().__init__(config, mlm_head=True)
+
+    def forward(
+        self,
+        images: Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        alpha: float,
+        generator: torch.Generator | None = None,
+        *,
+        masked_ids: Tensor | None = None,
+        mlm_labels: Tensor | None = None,
+        negatives: Negatives | None = None,
+    ) -> PretrainingOutput:
+        """One step on B different pictures (B, 3, S, S) float and one caption of each (B, L) int64.
+
+        `alpha` in [0, 1] is the weight of the teacher's targets. `generator`, on the images' device, draws masks and
+        negatives; `masked_ids` with `mlm_labels` (both (B, L), label -100 where nothing is predicted) and `negatives`
+        replace the draws. The teacher moves before it is asked, and the queue afterwards. Raises ValueError for shapes
+        that disagree and FloatingPointError where similarities are not finite.
+        """
+        if (masked_ids is None) != (mlm_labels is None):
+            raise ValueError("give masked_ids and mlm_labels together or neither")
+        if masked_ids is None or mlm_labels is None:
+            masked_ids, mlm_labels = mask_tokens(input_ids, self.config, generator)
+        if not masked_ids.shape == mlm_labels.shape == input_ids.shape:
+            raise ValueError("masked_ids and mlm_labels must have the shape of input_ids")
+
+        aligned = self.align(images, input_ids, attention_mask, alpha)
+        loss_itm, negatives = self.match_hard_negatives(aligned, attention_mask, negatives, generator)
+
+        chosen = mlm_labels != NO_LABEL  # (B, L), M of them
+        logits = _token_logits(self, masked_ids, attention_mask, aligned.image.tokens, chosen)
+        teacher_logits = None
+        if alpha > 0:
+            with torch.no_grad():
+                teacher_logits = _token_logits(
+                    self.teacher, masked_ids, attention_mask, aligned.teacher_image.tokens, chosen
+                )
+        loss_mlm = masked_language_loss(logits, mlm_labels[chosen], teacher_logits, alpha)
+        return PretrainingOutput(
+            aligned.loss, loss_itm, loss_mlm, negatives, aligned.similarity_i2t, aligned.similarity_t2i
+        )
+
+
+def _token_logits(
+    towers: Towers, masked_ids: Tensor, attention_mask: Tensor, image_tokens: Tensor, chosen: Tensor
+) -> Tensor:
+    """Vocabulary logits (M, V) at the chosen positions only: the vocabulary is by far the widest layer."""
+    text_tokens = towers.text_encoder.bert.encode(masked_ids, attention_mask)
+    fused = towers.fuse(image_tokens, text_tokens, attention_mask)  # (B, L, Dt)
+    return towers.text_encoder.predict_tokens(fused[chosen])
