@@ -1,0 +1,1 @@
+"""HAT: hierarchical alignment of two Transformers for retrieval."""

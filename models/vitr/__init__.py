@@ -1,0 +1,1 @@
+"""VITR: relation-focused retrieval on top of a dual encoder."""
