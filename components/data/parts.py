@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from components.io.outcomes import Reason, Status, outcome_schema, read_outcomes, write_outcomes
 from components.io.records import FileEntry, Manifest, RecordWriter, write_manifest
@@ -65,12 +66,19 @@ class PartWriter:
 
 
 def assemble(
-    parts: Sequence[tuple[Path, dict[str, Any]]], *, work: Path, out: Path, kind: str, rows_in: int, **extra: Any
+    parts: Sequence[tuple[Path, dict[str, Any]]],
+    *,
+    work: Path,
+    out: Path,
+    kind: str,
+    rows_in: int,
+    files: Sequence[Path] = (),
+    **extra: Any,
 ) -> Manifest:
     """Publish partitions (folder, report) as the record folder `out`, then remove `work`.
 
-    Record files are numbered ``records-00000.arrow`` …, empty ones left out. `extra` goes into the manifest; a value
-    that is a Path is a file to be moved into the out instead, under the keyword's name with the file's own suffix.
+    Record files are numbered ``records-00000.arrow`` …, empty ones left out. Other `files` stand beside them under
+    their own names; `extra` goes into the manifest.
 
     Raises ValueError when the outcomes are not `rows_in` in number: rows were lost or invented.
     """
@@ -83,7 +91,7 @@ def assemble(
         if entry.rows == 0:
             continue
         name = f"records-{len(entries):05d}.arrow"
-        _link(folder / RECORDS_FILE, built / name)
+        link(folder / RECORDS_FILE, built / name)
         entries.append(FileEntry(name, entry.rows, entry.captions, entry.bytes, entry.sha256))
 
     def outcomes() -> Iterator[pa.Table]:
@@ -95,17 +103,29 @@ def assemble(
     rows = write_outcomes(built, outcomes())
     if rows != rows_in:
         raise ValueError(f"{kind}: {rows_in} rows came in, {rows} have an outcome")
-    for name, path in extra.items():
-        if isinstance(path, Path):
-            _link(path, built / f"{name}{path.suffix}")
-    values = {name: value for name, value in extra.items() if not isinstance(value, Path)}
-    manifest = write_manifest(built, kind, entries, **values)
+    for path in files:
+        link(path, built / path.name)
+    manifest = write_manifest(built, kind, entries, **extra)
     publish(built, out)
     shutil.rmtree(work)
     return manifest
 
 
-def _link(source: Path, target: Path) -> None:
+def concatenate(tables: Iterable[pa.Table], path: Path) -> None:
+    """Write tables of one schema, at least one, as one parquet file; equal tables in equal order give equal bytes."""
+    partial = path.with_name(f".{path.name}.partial")
+    writer: pq.ParquetWriter | None = None
+    try:
+        for table in tables:
+            writer = writer or pq.ParquetWriter(partial, table.schema, compression="zstd")
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+    partial.rename(path)
+
+
+def link(source: Path, target: Path) -> None:
     """The same file under a second name; a partition stays whole until all is published."""
     try:
         os.link(source, target)
