@@ -76,6 +76,7 @@ def shard(params: ShardParams, *, unique: Path, shards: Path, runtime: Runtime =
 
     Raises UserError when no record is left to shard, a file is missing or damaged, or the tokenizer cannot be had.
     """
+    from components.data.parts import link
     from components.data.tokenizer import TOKENIZER_FILE
     from components.io.errors import UserError
     from components.io.outcomes import write_outcomes
@@ -102,7 +103,7 @@ def shard(params: ShardParams, *, unique: Path, shards: Path, runtime: Runtime =
     built.mkdir()
     entries: list[FileEntry] = []
     for folder, entry in parts:
-        _link(folder / entry["name"], built / entry["name"])
+        link(folder / entry["name"], built / entry["name"])
         entries.append(FileEntry(**entry))
     tokenizer.save(built / TOKENIZER_FILE)
     write_outcomes(built, _outcomes(built, entries))
@@ -121,14 +122,6 @@ def shard(params: ShardParams, *, unique: Path, shards: Path, runtime: Runtime =
     )
     publish(built, shards)
     shutil.rmtree(work)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give a file a second name: the partition stays whole, should we be killed before all is published."""
-    try:
-        target.hardlink_to(source)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
 
 
 def write_shard(item: tuple[Path, str, list[Piece]], folder: Path) -> dict[str, Any]:
