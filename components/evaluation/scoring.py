@@ -4,7 +4,8 @@ The published inference (ALBEF, section 6.1 and appendix A): rank by the similar
 (ITC); then, for each picture, give the `top_k` captions the match logit of the fusion encoder (ITM), and likewise for
 each caption its `top_k` pictures. The score is the second ITM logit itself, neither a probability nor added to the
 similarity, as in the published code. The published code runs one query at a time; here the pairs of both directions are
-one list without repetitions (a pair has one logit, whichever side asks), run in batches of similar caption length.
+one list without repetitions (a pair has one logit, whichever side asks), run in batches that share few pictures, whose
+keys and values are then computed once per batch, and captions of similar length.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 MATCH = 1  # the ITM head's output that means "the two belong together"
+SORTED_BATCHES = 4  # batches of pairs that are sorted by length together: more pad less, but mix more pictures
 OUTSIDE = float("-inf")  # the score of a candidate outside the top k (the published code writes -100)
 
 
@@ -29,8 +31,10 @@ class RetrievalModel(Protocol):
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens (B, L, D) and features (B, E) of token ids (B, L)."""
 
-    def match(self, image_tokens: Tensor, text_tokens: Tensor, attention_mask: Tensor) -> Tensor:
-        """Match logits (B, 2) of B pairs."""
+    def match(
+        self, image_tokens: Tensor, text_tokens: Tensor, attention_mask: Tensor, image_rows: Tensor | None = None
+    ) -> Tensor:
+        """Match logits (B, 2) of text b with picture `image_rows[b]` of C pictures, tokens (C, P, D)."""
 
 
 class Pictures(Protocol):
@@ -140,13 +144,16 @@ def rerank_itm(
         stop = min(start + batch_size, len(pictures))
         picture, text = _pairs(texts_of, pictures_of, start, stop)  # (pairs,) twice
         image_tokens = model.encode_image(pictures[start:stop].to(device))[0]  # (b, P, D)
-        for order in _by_length(texts.lengths[text], pair_batch_size):
-            index = text[order]
-            mask = _trimmed(texts, index)[1].to(device)  # (pairs, l)
-            tokens = itc.text_tokens[index, : mask.shape[1]].to(device)  # (pairs, l, D)
-            match = model.match(image_tokens[(picture[order] - start).to(device)], tokens, mask)  # (pairs, 2)
-            logits[picture[order], index] = match[:, MATCH].float().cpu()
-            advance(len(index))
+        for first in range(0, len(picture), SORTED_BATCHES * pair_batch_size):
+            some = slice(first, first + SORTED_BATCHES * pair_batch_size)
+            for order in _by_length(texts.lengths[text[some]], pair_batch_size):
+                of_picture, of_text = picture[some][order], text[some][order]  # (pairs,)
+                mask = _trimmed(texts, of_text)[1].to(device)  # (pairs, l)
+                text_tokens = itc.text_tokens[of_text, : mask.shape[1]].to(device)  # (pairs, l, D)
+                shown, rows = torch.unique(of_picture - start, return_inverse=True)  # (c,), (pairs,)
+                match = model.match(image_tokens[shown.to(device)], text_tokens, mask, rows.to(device))  # (pairs, 2)
+                logits[of_picture, of_text] = match[:, MATCH].float().cpu()
+                advance(len(of_text))
     return ItmScores(
         image_to_text=_only(logits, texts_of),
         text_to_image=_only(logits.T, pictures_of),

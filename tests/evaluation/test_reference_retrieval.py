@@ -5,12 +5,31 @@ import pytest
 import torch
 
 from components.evaluation.retrieval import CUTOFFS, recall_metrics, retrieval_ranks
+from components.evaluation.scoring import Texts, count_pairs, rerank_itm, score_itc
+from models.albef.checkpoints import import_official, official_config
+from models.albef.model import Albef
 
 
 @pytest.fixture(scope="module")
-def published(reference):
-    expected = torch.load(reference / "albef" / "expected.pt", weights_only=True)
+def expected(reference):
+    return torch.load(reference / "albef" / "expected.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def published(expected):
     return expected["retrieval"]["eval"]
+
+
+@pytest.fixture(scope="module")
+def model(reference, expected):
+    state = torch.load(reference / "albef" / "retrieval_checkpoint.pth", weights_only=True)["model"]
+    sizes = expected["config"]
+    config = official_config(
+        state, vision_heads=sizes["heads"], text_heads=sizes["bert"]["num_attention_heads"], text_dropout=0.0
+    )
+    albef = Albef(config)
+    import_official(albef, state)
+    return albef.eval()
 
 
 def hits(scores, groups, answers, k):
@@ -48,3 +67,26 @@ def test_recalls_reproduce_where_ties_leave_one_answer(published):
             else:
                 assert ours[key] - 1e-5 <= theirs <= 100 * possible.mean() + 1e-5, key
     assert settled >= 2  # R@1 both ways at least: k_test is above 1
+
+
+@pytest.mark.parametrize(("batch_size", "pair_batch_size"), [(64, 256), (2, 3)])
+def test_score_matrices_after_reranking(model, published, batch_size, pair_batch_size):
+    """The published code scores one query after another, ours pairs in batches; -100 stands for minus infinity."""
+    pictures, texts = published["images"], Texts(published["input_ids"], published["attention_mask"])
+    itc = score_itc(model, pictures, texts, batch_size=batch_size)
+    itm = rerank_itm(
+        model,
+        pictures,
+        texts,
+        itc,
+        top_k=published["k_test"],
+        batch_size=batch_size,
+        pair_batch_size=pair_batch_size,
+    )
+    assert count_pairs(itc.similarity, published["k_test"]) < itc.similarity.numel()
+    for ours, theirs in (
+        (itm.image_to_text, published["score_i2t"]),
+        (itm.text_to_image, published["score_t2i"]),
+    ):
+        assert torch.equal(torch.isinf(ours), theirs == -100)
+        torch.testing.assert_close(ours.clamp(min=-100), theirs, atol=1e-5, rtol=1e-5)

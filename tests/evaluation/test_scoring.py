@@ -29,7 +29,9 @@ class TinyModel(nn.Module):
         mean = (tokens * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)
         return tokens, F.normalize(mean, dim=-1)
 
-    def match(self, image_tokens, text_tokens, attention_mask):
+    def match(self, image_tokens, text_tokens, attention_mask, image_rows=None):
+        if image_rows is not None:
+            image_tokens = image_tokens[image_rows]
         self.largest = max(self.largest, len(image_tokens))
         attention = torch.einsum("bld,bpd->blp", text_tokens, image_tokens).softmax(-1)
         fused = torch.tanh(text_tokens + attention @ image_tokens) * attention_mask[..., None]

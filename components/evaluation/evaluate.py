@@ -1,0 +1,106 @@
+"""The stage `evaluate`: a fine-tuned model against one split of its task, by ITC alone and re-ranked by ITM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from components.io.runtime import Runtime
+
+
+class EvaluateParams(BaseModel, frozen=True, extra="forbid"):
+    """How to evaluate image-text retrieval."""
+
+    split: str = Field(
+        default="test", pattern=r"^[A-Za-z0-9_-]+$", description="split of the task: a folder data/tasks/TASK/SPLIT"
+    )
+    top_k: int = Field(
+        default=128,
+        ge=1,
+        le=100_000,
+        description="candidates of each query that the fusion encoder re-ranks; the published code takes 128 for "
+        "Flickr30K and 256 for COCO (the paper says nothing)",
+    )
+    max_tokens: int = Field(default=30, ge=3, le=512, description="tokens of a caption, [CLS] and [SEP] included")
+    image_size: int | None = Field(
+        default=None, ge=1, le=8192, description="side of the square pictures, pixels; null: the size of the training"
+    )
+    batch_size: int = Field(default=64, ge=1, le=65_536, description="pictures or captions per encoder pass")
+    pair_batch_size: int = Field(default=256, ge=1, le=65_536, description="pairs per pass of the fusion encoder")
+    examples: int = Field(default=8, ge=0, le=1000, description="best and worst queries kept, each, per direction")
+    example_candidates: int = Field(default=5, ge=1, le=100, description="first candidates kept with an example")
+    num_threads: int = Field(default=0, ge=0, le=1024, description="torch threads; 0: torch's own choice")
+
+
+def evaluate(
+    params: EvaluateParams, *, run: str, task: Path, weights: Path, evaluation: Path, runtime: Runtime = Runtime()
+) -> None:
+    """Evaluate the weights of `run` on ``task/SPLIT``; write metrics, ranks and examples into `evaluation`.
+
+    ``metrics.json`` holds recalls in percent under ``itc``, ``itm`` (re-ranked) and ``chance``; ``ranks.parquet`` one
+    row per query; ``examples.json`` the best and the worst queries with their first candidates. Ties count against the
+    model (see `components.evaluation.retrieval`). Candidates outside the top k follow it in the order of similarity.
+    One process, on the first CUDA device where there is one: nothing here runs on `runtime`'s workers yet.
+    Raises UserError when the split is missing or empty or has a picture without captions, when the weights do not fit
+    their configuration, or when captions may be longer than the model reads.
+    """
+    import torch
+
+    from components.evaluation.inputs import RetrievalSplit
+    from components.evaluation.results import write_results
+    from components.evaluation.scoring import count_pairs, rerank_itm, score_itc, with_tail
+    from components.evaluation.weights import load_model
+    from components.io.errors import UserError
+    from components.io.progress import progress
+
+    if params.num_threads:
+        torch.set_num_threads(params.num_threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, config = load_model(weights, device, params.image_size)
+    if params.max_tokens > config.max_positions:
+        raise UserError(
+            f"evaluate.max_tokens is {params.max_tokens}, but the model in {weights} reads at most "
+            f"{config.max_positions} tokens: lower it"
+        )
+    split = RetrievalSplit(task / params.split, config.image_size)
+    texts = split.texts(weights, params.max_tokens)
+    if int(texts.input_ids.max()) >= config.vocab_size:
+        raise UserError(
+            f"{weights} holds a tokenizer of more than the model's {config.vocab_size} words: train it again"
+        )
+
+    with progress(f"evaluate {run}: encode", len(split) + len(texts)) as advance:
+        itc = score_itc(model, split, texts, batch_size=params.batch_size, device=device, advance=advance)
+    with progress(f"evaluate {run}: re-rank", count_pairs(itc.similarity, params.top_k), "pairs") as advance:
+        itm = rerank_itm(
+            model,
+            split,
+            texts,
+            itc,
+            top_k=params.top_k,
+            batch_size=params.batch_size,
+            pair_batch_size=params.pair_batch_size,
+            device=device,
+            advance=advance,
+        )
+
+    similarity = itc.similarity
+    write_results(
+        evaluation,
+        split,
+        itc=(similarity.numpy(), similarity.T.numpy()),
+        itm=(
+            with_tail(itm.image_to_text, similarity).numpy(),
+            with_tail(itm.text_to_image, similarity.T).numpy(),
+        ),
+        examples=params.examples,
+        example_candidates=params.example_candidates,
+        about={
+            "run": run,
+            "task": task.name,
+            "split": params.split,
+            "top_k": params.top_k,
+            "image_size": config.image_size,
+        },
+    )

@@ -1,0 +1,45 @@
+"""The result of an evaluation in a few rows, for the command line. Light to import."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from components.io.errors import UserError
+
+METRICS_FILE = "metrics.json"
+ROWS = (("chance", "chance"), ("itc", "ITC"), ("itm", "ITC + ITM"))
+COLUMNS = ("txt_r1", "txt_r5", "txt_r10", "img_r1", "img_r5", "img_r10", "r_mean")
+HEADINGS = ("run", "scores", "text R@1", "R@5", "R@10", "image R@1", "R@5", "R@10", "mean")
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """``metrics.json`` of ``data/evaluation/RUN``.
+
+    Raises UserError when it is missing or not what `evaluate` writes.
+    """
+    path = folder / METRICS_FILE
+    try:
+        metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for name, _ in ROWS:
+            for key in COLUMNS:
+                float(metrics[name][key])
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: run the stage evaluate first") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not what evaluate writes ({error!r}): run the stage evaluate again") from None
+    return metrics
+
+
+def metrics_table(evaluation: Path) -> list[tuple[str, ...]]:
+    """Rows of text under `HEADINGS` for each run in `evaluation` (``data/evaluation``), recalls in percent.
+
+    Three rows a run: chance, ITC alone, ITC re-ranked by ITM. Runs that are not evaluated yet are left out.
+    """
+    rows: list[tuple[str, ...]] = []
+    for folder in sorted(path.parent for path in evaluation.glob(f"*/{METRICS_FILE}")):
+        metrics = read_metrics(folder)
+        for name, label in ROWS:
+            rows.append((folder.name, label, *(f"{metrics[name][key]:.1f}" for key in COLUMNS)))
+    return rows

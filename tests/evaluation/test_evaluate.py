@@ -1,0 +1,182 @@
+import io
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from components.data.tokenizer import train_tokenizer
+from components.evaluation.evaluate import EvaluateParams, evaluate
+from components.evaluation.summary import COLUMNS, HEADINGS, metrics_table
+from components.io.errors import UserError
+from components.io.records import RecordWriter, row_name, write_manifest
+from models.albef.checkpoints import student_state_dict
+from models.albef.config import AlbefConfig
+from models.albef.model import Albef
+
+CAPTIONS = [["a red cube", "the cube that is red"], ["a blue sphere"], ["green", "a green ball", "something green"]]
+COLOURS = ["red", "blue", "green"]
+
+
+def jpeg(colour, size=(40, 30)):
+    sink = io.BytesIO()
+    Image.new("RGB", size, colour).save(sink, "JPEG")
+    return sink.getvalue()
+
+
+def write_split(folder, pictures, captions):
+    folder.mkdir(parents=True)
+    rows = iter(range(1000))
+    with RecordWriter(folder / "records.arrow") as writer:
+        for picture, texts in zip(pictures, captions, strict=True):
+            row_ids = [row_name("retrieval", next(rows)) for _ in texts]
+            writer.write(
+                [
+                    {
+                        "id": row_ids[0] if row_ids else row_name("retrieval", 999),
+                        "source": "retrieval",
+                        "url": "x.jpg",
+                        "image": picture,
+                        "sha256": "0" * 64,
+                        "width": 40,
+                        "height": 30,
+                        "captions": texts,
+                        "row_ids": row_ids,
+                    }
+                ]
+            )
+    write_manifest(folder, "records", [writer.entry()])
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    tokenizer = train_tokenizer(lambda: (text for texts in CAPTIONS for text in texts), 100, 1)
+    tokenizer.save(folder / "tokenizer.json")
+    config = AlbefConfig(
+        image_size=32,
+        patch_size=16,
+        vision_width=16,
+        vision_depth=1,
+        vision_heads=2,
+        vocab_size=tokenizer.vocab_size,
+        text_width=16,
+        text_layers=2,
+        fusion_layers=1,
+        text_heads=2,
+        text_intermediate=32,
+        max_positions=40,
+        embed_dim=8,
+        queue_size=8,
+        pad_id=tokenizer.pad_id,
+        cls_id=tokenizer.cls_id,
+        sep_id=tokenizer.sep_id,
+        mask_id=tokenizer.mask_id,
+    )
+    torch.manual_seed(0)
+    save_file(student_state_dict(Albef(config)), folder / "model.safetensors")
+    (folder / "config.json").write_text(config.model_dump_json())
+    return folder
+
+
+@pytest.fixture
+def task(tmp_path):
+    write_split(tmp_path / "task" / "test", [jpeg(colour) for colour in COLOURS], CAPTIONS)
+    return tmp_path / "task"
+
+
+def test_results_of_a_split(task, weights, tmp_path):
+    evaluate(EvaluateParams(top_k=2), run="retrieval", task=task, weights=weights, evaluation=tmp_path / "e" / "run")
+    metrics = json.loads((tmp_path / "e" / "run" / "metrics.json").read_text())
+    assert (metrics["pictures"], metrics["captions"], metrics["top_k"]) == (3, 6, 2)
+    assert (metrics["run"], metrics["task"], metrics["split"]) == ("retrieval", "task", "test")
+    ranks = pq.read_table(tmp_path / "e" / "run" / "ranks.parquet").to_pylist()
+    assert [row["direction"] for row in ranks] == ["txt"] * 3 + ["img"] * 6
+    assert ranks[4]["query"] == "retrieval/000000001"
+    assert ranks[4]["picture"] == "retrieval/000000000"
+    for kind in ("itc", "itm"):
+        for direction in ("txt", "img"):
+            found = [row[f"rank_{kind}"] for row in ranks if row["direction"] == direction]
+            assert metrics[kind][f"{direction}_r1"] == pytest.approx(100 * sum(r == 1 for r in found) / len(found))
+    examples = json.loads((tmp_path / "e" / "run" / "examples.json").read_text())
+    best, worst = examples["img"]["best"], examples["img"]["worst"]
+    assert len(best) == len(worst) == 3  # no query stands in both
+    assert best[0]["rank_itm"] <= worst[0]["rank_itm"]
+    assert sum(hit["right"] for hit in best[0]["top"]) == 1
+    assert {hit["caption"] for hit in examples["txt"]["best"][0]["top"]} <= {t for texts in CAPTIONS for t in texts}
+    first = best[0]["top"]
+    assert [hit["score"] for hit in first] == sorted((hit["score"] for hit in first), reverse=True)
+
+    rows = metrics_table(tmp_path / "e")
+    assert [row[:2] for row in rows] == [("run", "chance"), ("run", "ITC"), ("run", "ITC + ITM")]
+    assert rows[2][2:] == tuple(f"{metrics['itm'][key]:.1f}" for key in COLUMNS)
+    assert all(len(row) == len(HEADINGS) for row in rows)
+
+
+def test_batches_and_repetition_do_not_change_a_byte(task, weights, tmp_path):
+    for name, sizes in (("a", {}), ("b", {}), ("c", {"batch_size": 1, "pair_batch_size": 1})):
+        evaluate(EvaluateParams(**sizes), run="run", task=task, weights=weights, evaluation=tmp_path / name)
+    for file in ("metrics.json", "ranks.parquet", "examples.json"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert (tmp_path / "a" / "metrics.json").read_bytes() == (tmp_path / "c" / "metrics.json").read_bytes()
+
+
+def test_another_picture_size(task, weights, tmp_path):
+    evaluate(EvaluateParams(image_size=64), run="run", task=task, weights=weights, evaluation=tmp_path / "e")
+    assert json.loads((tmp_path / "e" / "metrics.json").read_text())["image_size"] == 64
+
+
+def test_unfit_settings_are_named(task, weights, tmp_path):
+    def run(folder=weights, **params):
+        evaluate(EvaluateParams(**params), run="run", task=task, weights=folder, evaluation=tmp_path / "e")
+
+    with pytest.raises(UserError, match=r"no split 'dev': set evaluate\.split to one of test"):
+        run(split="dev")
+    with pytest.raises(UserError, match=r"max_tokens is 41, .* at most 40"):
+        run(max_tokens=41)
+    with pytest.raises(UserError, match="patches of 16"):
+        run(image_size=40)
+    with pytest.raises(UserError, match=r"model\.safetensors does not exist"):
+        run(tmp_path / "nowhere")
+
+
+def test_damaged_inputs_are_named(task, weights, tmp_path):
+    def run(**folders):
+        paths = {"task": task, "weights": weights, **folders}
+        evaluate(EvaluateParams(), run="run", evaluation=tmp_path / "e", **paths)
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in weights.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    (broken / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(UserError, match="is damaged or not of its"):
+        run(weights=broken)
+    (broken / "model.safetensors").write_bytes((weights / "model.safetensors").read_bytes())
+    config = json.loads((weights / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "text_layers": 3}))
+    with pytest.raises(UserError, match="missing"):
+        run(weights=broken)
+    (broken / "config.json").write_text(json.dumps({**config, "text_layers": "many"}))
+    with pytest.raises(UserError, match="no ALBEF configuration"):
+        run(weights=broken)
+
+    write_split(tmp_path / "bare" / "test", [jpeg("red"), jpeg("blue")], [["a"], []])
+    with pytest.raises(UserError, match=r"retrieval/000000999 .* has no caption"):
+        run(task=tmp_path / "bare")
+    write_split(tmp_path / "cut" / "test", [jpeg("red")[:300]], [["a"]])
+    with pytest.raises(UserError, match=r"retrieval/000000000 .* cannot be decoded"):
+        run(task=tmp_path / "cut")
+    write_split(tmp_path / "none" / "test", [], [])
+    with pytest.raises(UserError, match="no picture"):
+        run(task=tmp_path / "none")
+
+
+def test_metrics_that_evaluate_did_not_write(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.json").write_text('{"itc": {}}')
+    with pytest.raises(UserError, match="not what evaluate writes"):
+        metrics_table(tmp_path)
+    assert metrics_table(tmp_path / "nothing") == []
