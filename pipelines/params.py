@@ -38,9 +38,11 @@ def built(stage: Stage) -> bool:
 def params_model() -> type[Params]:
     """`Params` with a section for every stage, of the class that the stage's own module defines."""
     sections: dict[str, Any] = {
-        stage.name: (stage.params_class(), Field(description=f"the parameters of {stage.name}"))
+        stage.name: (
+            stage.params_class() if built(stage) else Any,
+            Field(description=f"the parameters of {stage.name}"),
+        )
         for stage in STAGES.values()
-        if built(stage)
     }
     return create_model("Params", __base__=Params, **sections)
 

@@ -13,7 +13,7 @@ SWITCHES = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
-    "PREFECT_LOGGING_LEVEL": "WARNING",  # one line a stage comes from us
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # what there is to say we say; the server gets all
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",  # with it on, the temporary server met "database is locked"
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",  # it takes about 20 s on two cores
     "PREFECT_TASKS_REFRESH_CACHE": "true",  # DVC owns the cache
