@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from functools import lru_cache
 
 from yarl import URL
 
@@ -29,6 +30,7 @@ FORBIDDEN_NETWORKS = tuple(
         "fec0::/10",  # site-local, deprecated
     )
 )
+UNPARSABLE = (ValueError, IndexError)  # the second from yarl 1.25 on "http://[]@"
 NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 
 
@@ -53,29 +55,31 @@ def check_url(text: str, *, max_length: int = MAX_URL_LENGTH, base: URL | None =
         url = URL(text) if base is None else base.join(URL(text))
         host, port = url.raw_host, url.port
         netloc = url.raw_authority if base is not None else text.split("//", 1)[-1].replace("?", "/").split("/", 1)[0]
-    except (ValueError, UnicodeError):
+    except UNPARSABLE:
         return Reason.URL_INVALID
     if url.raw_user is not None or url.raw_password is not None or "@" in netloc.split("#", 1)[0]:
         return Reason.URL_CREDENTIALS
     if not host or not port:
         return Reason.URL_INVALID
-    host = host.removesuffix(".")
-    reason = check_host(host)
-    if reason is not None:
-        return reason
+    known = check_host(host.removesuffix("."))
+    if isinstance(known, Reason):
+        return known
     try:
-        url = url.with_host(str(parse_address(host) or host))
-        url = url.with_path(url.raw_path, encoded=True, keep_query=True)  # gives a bare host its "/"
-    except (ValueError, UnicodeError):
+        url = url.with_fragment(None) if known == host else url.with_host(known).with_fragment(None)
+        url = url.with_port(None) if url.explicit_port and url.is_default_port() else url
+        if url.raw_path == "/":
+            url = url.with_path("/", keep_query=True)  # a bare host is asked for "/"
+    except UNPARSABLE:
         return Reason.URL_INVALID
     return url if len(str(url)) <= max_length else Reason.URL_TOO_LONG
 
 
-def check_host(host: str) -> Reason | None:
-    """Why this host (a name in IDNA, or an address, without brackets) must not be asked; None when it may."""
+@lru_cache(maxsize=1 << 16)
+def check_host(host: str) -> str | Reason:
+    """A host (a name in IDNA, or an address, without brackets) in its one spelling, or why it must not be asked."""
     address = parse_address(host)
     if address is not None:
-        return Reason.URL_FORBIDDEN_HOST if forbidden_address(address) else None
+        return Reason.URL_FORBIDDEN_HOST if forbidden_address(address) else str(address)
     if ":" in host or len(host) > HOST_LENGTH or not all(LABEL.fullmatch(label) for label in host.split(".")):
         return Reason.URL_INVALID
     name = host.lower()
@@ -83,7 +87,7 @@ def check_host(host: str) -> Reason | None:
         return Reason.URL_FORBIDDEN_HOST
     if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", name.rsplit(".", 1)[-1]):
         return Reason.URL_INVALID  # ends like an address, is none: 1.2.3.4.5, 300.1.1.1
-    return None
+    return name
 
 
 def parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
