@@ -88,6 +88,8 @@ class Job:
 def fetch_chunks(job: Job, advance: Advance) -> None:
     """Get all targets of `job` that no earlier run got. Raises what the disk raises, never what the network does."""
     waiting = [chunk for chunk in range(job.chunks) if not job.finished(chunk)]
+    if not waiting:
+        return
     _allow_open_files()
     try:
         asyncio.run(_fetch_all(job, waiting, advance))
