@@ -96,7 +96,7 @@ def run_stage(address: str, options: dict[str, Any], params: Path, overrides: li
 
     Raises UserError for wrong parameters, an unknown address, and inputs that hold folders of no stage.
     """
-    from pipelines.dvcfile import DVC_FILE, find_entry, read_entries, strangers
+    from pipelines.dvcfile import DVC_FILE, check_tracked, find_entry, read_entries, strangers
     from pipelines.params import check_params, override, read_yaml
     from pipelines.stages import STAGES
 
@@ -109,6 +109,7 @@ def run_stage(address: str, options: dict[str, Any], params: Path, overrides: li
     missing = [name for name in kinds if options.get(name) is None]
     if missing or DVC_FILE.is_file():
         entries = read_entries(content)
+        check_tracked(entries, content, str(params))
         if missing:
             entry = find_entry(entries, address)
             known = entry.options()

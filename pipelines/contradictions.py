@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+CORPUS, TASKS = Path("data/corpus"), Path("data/tasks")
 
 
 def contradictions(params: Any) -> list[str]:
     """One sentence for each contradiction between sections, naming both keys; empty when there is none."""
-    return [*_tasks(params)]
+    return [*_inputs(params), *_tasks(params), *_sizes(params)]
 
 
-def _tasks(params: Any) -> list[str]:
-    """Each fine-tuning run reads a task that `prepare_tasks` writes."""
-    finetune, prepare = getattr(params, "finetune", None), getattr(params, "prepare_tasks", None)
-    if finetune is None or prepare is None:
-        return []
-    written = {f"data/tasks/{name}" for name in prepare.tasks}
-    return [
-        f"finetune.runs.{name}.task: {run.task} is written by no task of prepare_tasks.tasks; "
-        f"allowed: {', '.join(sorted(written)) or 'nothing'}"
-        for name, run in finetune.runs.items()
-        if str(run.task) not in written
-    ]
+def _inputs(params: Any) -> Iterator[str]:
+    """What reads the built-in corpus needs it drawn."""
+    if params.synthesize.enabled:
+        return
+    for section, items in (
+        ("download.sources", params.download.sources),
+        ("prepare_tasks.tasks", params.prepare_tasks.tasks),
+    ):
+        for name, item in items.items():
+            if item.path == CORPUS or CORPUS in item.path.parents:
+                yield (
+                    f"{section}.{name}.path: {item.path} is the built-in corpus, which "
+                    "synthesize.enabled: false leaves empty; set that to true, or another path"
+                )
+
+
+def _tasks(params: Any) -> Iterator[str]:
+    """Each fine-tuning run reads a task that `prepare_tasks` writes, with the split that `evaluate` reads."""
+    tasks = params.prepare_tasks.tasks
+    for name, run in params.finetune.runs.items():
+        task = tasks.get(run.task.name) if run.task.parent == TASKS else None
+        if task is None:
+            written = ", ".join(str(TASKS / task) for task in tasks) or "nothing"
+            yield f"finetune.runs.{name}.task: {run.task} is written by none of prepare_tasks.tasks; allowed: {written}"
+        elif not task.splits.get(params.evaluate.split):
+            filled = ", ".join(split for split, names in task.splits.items() if names)
+            yield (
+                f"evaluate.split: {params.evaluate.split} is not filled by prepare_tasks.tasks.{run.task.name}.splits, "
+                f"which finetune.runs.{name} is evaluated on; allowed: {filled}"
+            )
+
+
+def _sizes(params: Any) -> Iterator[str]:
+    """Pictures are whole numbers of patches, and captions fit the positions, in fine-tuning and evaluation too."""
+    model = params.pretrain.model
+    users = [(f"finetune.runs.{name}", run) for name, run in params.finetune.runs.items()]
+    for key, section in [*users, ("evaluate", params.evaluate)]:
+        if section.image_size is not None and section.image_size % model.patch_size:
+            yield (
+                f"{key}.image_size: {section.image_size} is no multiple of pretrain.model.patch_size {model.patch_size}"
+            )
+        if section.max_tokens > model.max_positions:
+            yield (
+                f"{key}.max_tokens: {section.max_tokens} is above pretrain.model.max_positions {model.max_positions}"
+            )

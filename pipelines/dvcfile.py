@@ -27,7 +27,8 @@ class Entry:
     address: str  # NAME or NAME@KEY
     cmd: str
     deps: tuple[str, ...]
-    outs: tuple[str, ...]  # metrics among them
+    outs: tuple[str, ...]  # metrics and plots among them
+    params: tuple[str, ...]  # keys of params.yaml
 
     def options(self) -> dict[str, str]:
         """The options of ``vlp run NAME --option value …`` by their Python names."""
@@ -86,6 +87,23 @@ def strangers(entry: Entry, entries: Mapping[str, Entry]) -> list[str]:
     )
 
 
+def check_tracked(entries: Mapping[str, Entry], content: Mapping[str, Any], name: str) -> None:
+    """Raise UserError when a parameter that a stage tracks by its own key is not written out in the file `name`.
+
+    DVC would run the stage and only then fail to note the parameter's value.
+    """
+    for entry in entries.values():
+        for key in entry.params:
+            value: Any = content
+            for step in key.split("."):
+                value = value.get(step) if isinstance(value, Mapping) else None
+            if value is None:
+                raise UserError(
+                    f"{name}: {key} must be written out, with its default if need be: "
+                    f"the stage {entry.address} tracks it by name in {DVC_FILE}"
+                )
+
+
 def fill(text: str, content: Mapping[str, Any]) -> Any:
     """`text` with each ``${a.b}`` replaced by that value of `content`; a text that is one ``${…}`` becomes the value.
 
@@ -110,4 +128,5 @@ def _entry(address: str, definition: Mapping[str, Any], content: Mapping[str, An
         return [str(fill(next(iter(item)) if isinstance(item, Mapping) else item, content)) for item in listed]
 
     cmd = " ".join(str(fill(definition["cmd"], content)).split())
-    return Entry(address, cmd, tuple(paths("deps")), (*paths("outs"), *paths("metrics"), *paths("plots")))
+    outs = (*paths("outs"), *paths("metrics"), *paths("plots"))
+    return Entry(address, cmd, tuple(paths("deps")), outs, tuple(paths("params")))

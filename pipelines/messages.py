@@ -75,24 +75,26 @@ def _line(found: dict[str, Any], schema: Schema) -> str:
     if kind in ("value_error", "assertion_error"):
         message = str(found["ctx"]["error"])
         return message if message.startswith(key) or not path else f"{key}: {message}"
-    text = f"{key}: {show(value)} is not allowed; it must be {allowed(leaf, schema)}"
+    what = "this name" if location[-1:] == ("[key]",) else show(value)
+    text = f"{key}: {what} is not allowed; it must be {allowed(leaf, schema)}"
     choices = [str(choice) for choice in _choices(leaf, schema)]
-    if isinstance(value, str) and (near := nearest(value, choices)):
-        text += f"; did you mean {near}?"
-    return text
+    near = nearest(value, choices) if isinstance(value, str) and len(choices) > 1 else None
+    return f"{text}; did you mean {near}?" if near else text
 
 
 def _walk(location: Sequence[int | str], schema: Schema) -> tuple[list[str], Schema, Schema]:
     """Follow an error's location through the schema: the key's path as in the file, its schema, its parent's."""
     path: list[str] = []
-    leaf, parent = schema, schema
+    leaf, parent, parent_leaf = schema, schema, schema
     for step in location:
         if step == "[key]":
+            leaf = _key_rule(parent_leaf, schema)
             continue
         following = _step(leaf, step, schema)
         if following is None and _is_branch(step, leaf, schema):
             continue  # pydantic names the branch of a union in the location; the file does not
         path.append(str(step))
+        parent_leaf = leaf
         parent = _object(leaf, schema)
         leaf = following if following is not None else {}
     return path, leaf, parent
@@ -128,9 +130,20 @@ def _step(leaf: Schema, step: int | str, schema: Schema) -> Schema | None:
                 return dict(branch["items"])
         elif step in branch.get("properties", {}):
             return dict(branch["properties"][step])
-        elif isinstance(branch.get("additionalProperties"), dict):
-            return dict(branch["additionalProperties"])
+        else:
+            for values in (branch.get("additionalProperties"), *branch.get("patternProperties", {}).values()):
+                if isinstance(values, dict):
+                    return dict(values)
     return None
+
+
+def _key_rule(leaf: Schema, schema: Schema) -> Schema:
+    """What a free name of a mapping must be."""
+    for branch in _branches(leaf, schema):
+        if "propertyNames" in branch or "patternProperties" in branch:
+            patterns = [{"pattern": pattern} for pattern in branch.get("patternProperties", {})]
+            return {"type": "string", **branch.get("propertyNames", {}), **(patterns[0] if patterns else {})}
+    return {}
 
 
 def _is_branch(step: int | str, leaf: Schema, schema: Schema) -> bool:

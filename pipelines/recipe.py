@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.io.errors import UserError
-from pipelines.dvcfile import DVC_FILE, read_entries
+from pipelines.dvcfile import DVC_FILE, check_tracked, read_entries
 from pipelines.messages import suggestion
 from pipelines.params import check_params, parse_yaml, read_yaml
 
@@ -44,6 +44,8 @@ def write_recipe(name: str, target: Path, *, force: bool = False) -> str:
     text = source.read_text(encoding="utf-8")
     content = parse_yaml(text, str(source.relative_to(RECIPES.parents[1])))
     check_params(content, source.name)
+    if DVC_FILE.is_file():
+        check_tracked(read_entries(content), content, source.name)
     if target.is_file() and target.read_text(encoding="utf-8") == text:
         return f"{target} is the recipe {name} already"
     if not force and edited(target):
