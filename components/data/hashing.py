@@ -1,0 +1,36 @@
+"""Perceptual hashes of pictures, as rows of 64-bit words."""
+
+from __future__ import annotations
+
+import imagehash
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+# Below this spread of grey levels (of 255) the cosine coefficients are rounding noise: plain areas, blank pages.
+MIN_SPREAD = 2.0
+
+
+def perceptual_hash(image: Image.Image, hash_size: int, *, mirrored: bool = False) -> bytes | None:
+    """The cosine-transform hash ("pHash") of a picture: `hash_size`² bits, packed.
+
+    `mirrored` hashes the picture's mirror image. None for a picture without enough detail to tell it from others.
+    """
+    side = 4 * hash_size  # what `phash` scales to; done here so that mirroring costs next to nothing
+    grey = image.convert("L").resize((side, side), Image.Resampling.LANCZOS)
+    if float(np.asarray(grey).std()) < MIN_SPREAD:
+        return None
+    if mirrored:
+        grey = grey.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.packbits(imagehash.phash(grey, hash_size).hash).tobytes()
+
+
+def hash_words(hashes: list[bytes], hash_size: int) -> NDArray[np.uint64]:
+    """Packed hashes as words, (n, hash_size² / 64); `hash_size` is a multiple of 8."""
+    return np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, hash_size * hash_size // 64)
+
+
+def distances(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Hamming distances of hashes row by row: (n, words) and (n, words) to (n,)."""
+    apart: NDArray[np.int64] = np.bitwise_count(one ^ other).sum(axis=-1, dtype=np.int64)
+    return apart
