@@ -8,8 +8,9 @@ from PIL import Image
 
 from components.data.tokenizer import train_tokenizer
 from components.io.records import RecordWriter, write_manifest
+from components.io.runtime import Runtime
 from components.training.finetune import FinetuneParams
-from components.training.pretrain import PretrainParams
+from components.training.pretrain import PretrainParams, pretrain
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (220, 210, 30)}
 CAPTIONS = ["a {0} square left of a {1} one", "{0} and {1} squares", "the square on the right is {1}"]
@@ -89,6 +90,16 @@ def task(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "task"
     write_records(folder / "train", 9, seed=1)
     write_records(folder / "val", 5, seed=2)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pretrained(shards, tmp_path_factory):
+    """A folder with `weights` and `curves` of the tiny pre-training."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    params = PretrainParams.model_validate(TRAINING | {"model": MODEL})
+    runtime = Runtime(work=folder / "work")
+    pretrain(params, shards=shards, weights=folder / "weights", curves=folder / "curves", runtime=runtime)
     return folder
 
 
