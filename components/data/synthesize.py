@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from components.data.corpus.scenes import Fact, Scene
 
 SCENES_PER_PART = 100
+REDRAWS = 100  # of the scenes of a split whose captions are true of others too
 SPLITS = ("train", "val", "test")
 IMAGES_FOLDER, SCENES_FILE = "images", "scenes.json"
 
@@ -82,13 +85,19 @@ def synthesize(params: SynthesizeParams, *, corpus: Path, runtime: Runtime = Run
 
 
 def draw_part(params: SynthesizeParams, item: tuple[str, int, int], folder: Path) -> dict[str, Any]:
-    """Draw scenes ``start`` to ``stop`` of a split: their pictures and ``scenes.json``."""
+    """Draw scenes ``start`` to ``stop`` of a split: their pictures and ``scenes.json``.
+
+    Training scenes get their captions here; those of evaluation splits depend on the whole split.
+    """
     split, start, stop = item
     scenes = []
     for index in range(start, stop):
         scene, picture = draw_scene(params, split, index)
+        spare = None
+        if split == "train":
+            scene, spare = caption_scene(params, scene, index, None)
         (folder / scene.file).write_bytes(picture)
-        scenes.append(scene.to_json())
+        scenes.append({"scene": scene.to_json(), "spare": spare})
     _write_json(folder / SCENES_FILE, scenes)
     return {"scenes": len(scenes)}
 
@@ -116,20 +125,26 @@ def _write_corpus(params: SynthesizeParams, parts: list[Path], built: Path) -> N
 
     from components.data.corpus.ills import write_web
     from components.data.corpus.scenes import Scene
+    from components.data.corpus.tasks import write_tasks
 
     images = built / IMAGES_FOLDER
     images.mkdir()
-    drawn: dict[str, list[Scene]] = {split: [] for split in SPLITS}
+    splits: dict[str, list[Scene]] = {split: [] for split in SPLITS}
+    spare: dict[str, str] = {}
     for folder in parts:
         for content in json.loads((folder / SCENES_FILE).read_text(encoding="utf-8")):
-            scene = Scene.from_json(content)
+            scene = Scene.from_json(content["scene"])
             shutil.copyfile(folder / scene.file, images / scene.file)
-            drawn[scene.split].append(scene)
-    spare: dict[str, Fact] = {}
-    splits = {split: caption_split(params, drawn[split], images, spare) for split in SPLITS}
+            splits[scene.split].append(scene)
+            if content["spare"] is not None:
+                spare[scene.name] = content["spare"]
+    for split in ("val", "test"):
+        splits[split] = caption_split(params, splits[split], images)
     scenes = [scene for split in SPLITS for scene in splits[split]]
     _write_json(built / SCENES_FILE, [scene.to_json() for scene in scenes])
     _write_json(built / "retrieval.json", karpathy(scenes))
+    for task, content in write_tasks(scenes, params.seed).items():
+        _write_json(built / f"{task}.json", content)
     ills = write_web(
         built,
         params.web,
@@ -142,38 +157,46 @@ def _write_corpus(params: SynthesizeParams, parts: list[Path], built: Path) -> N
     _write_json(built / "ills.json", ills)
 
 
-def caption_split(params: SynthesizeParams, scenes: list[Scene], images: Path, spare: dict[str, Fact]) -> list[Scene]:
-    """The scenes of one split with their captions.
+def caption_scene(
+    params: SynthesizeParams, scene: Scene, index: int, held: Mapping[Fact, int] | None
+) -> tuple[Scene, str | None]:
+    """The scene with captions, or with none when there are too few, and one more true caption if there is one.
 
-    In an evaluation split no caption is true, or might be taken for true, of another scene of the split: a scene for
-    which there are not enough such captions is drawn again. Adds to `spare` one more fact for scenes that have one.
+    `held` counts how many scenes of an evaluation split might be said to show a fact: more than one, and it is no
+    caption.
+    """
+    import numpy as np
+
+    from components.data.corpus.scenes import choose_facts, facts
+
+    candidates = [fact for fact in facts(scene, clear=True) if held is None or held[fact] == 1]
+    rng = np.random.default_rng([params.seed, 2, SPLITS.index(scene.split), index])
+    candidates = [candidates[place] for place in rng.permutation(len(candidates))]
+    chosen = [str(fact) for fact in choose_facts(candidates, params.captions + 1)]
+    if len(chosen) < params.captions:
+        return scene, None
+    spare = chosen[params.captions] if len(chosen) > params.captions else None
+    return replace(scene, captions=tuple(chosen[: params.captions])), spare
+
+
+def caption_split(params: SynthesizeParams, scenes: list[Scene], images: Path) -> list[Scene]:
+    """The scenes of one evaluation split with their captions.
+
+    No caption is true, or might be taken for true, of another scene of the split: a scene that has not enough such
+    captions is drawn again (into `images` too). Raises UserError when that does not help.
     """
     from collections import Counter
 
-    import numpy as np
-
-    from components.data.corpus.render import rename
-    from components.data.corpus.scenes import choose_facts, facts
+    from components.data.corpus.scenes import facts
     from components.io.errors import UserError
 
-    evaluation = bool(scenes) and scenes[0].split != "train"
     scenes = list(scenes)
-    held = Counter(fact for scene in scenes for fact in facts(scene, clear=False)) if evaluation else Counter()
-    for attempt in range(1, 100):
-        again = []
-        for index, scene in enumerate(scenes):
-            candidates = [fact for fact in facts(scene, clear=True) if not evaluation or held[fact] == 1]
-            rng = np.random.default_rng([params.seed, 2, SPLITS.index(scene.split), index])
-            candidates = [candidates[place] for place in rng.permutation(len(candidates))]
-            chosen = choose_facts(candidates, params.captions + 1)
-            if len(chosen) < params.captions:
-                again.append(index)
-                continue
-            scenes[index] = rename(scene, [str(fact) for fact in chosen[: params.captions]])
-            if len(chosen) > params.captions:
-                spare[scene.name] = chosen[-1]
+    held = Counter(fact for scene in scenes for fact in facts(scene, clear=False))
+    for attempt in range(1, REDRAWS):
+        captioned = [caption_scene(params, scene, index, held)[0] for index, scene in enumerate(scenes)]
+        again = [index for index, scene in enumerate(captioned) if not scene.captions]
         if not again:
-            return scenes
+            return captioned
         for index in again:
             held.subtract(facts(scenes[index], clear=False))
             scenes[index], picture = draw_scene(params, scenes[index].split, index, attempt)
@@ -181,7 +204,7 @@ def caption_split(params: SynthesizeParams, scenes: list[Scene], images: Path, s
             (images / scenes[index].file).write_bytes(picture)
     raise UserError(
         f"synthesize: {len(scenes)} scenes are too many for captions that are true of one scene only: "
-        "lower `synthesize.val` and `synthesize.test`, or `synthesize.captions`"
+        f"lower `synthesize.{scenes[0].split}` or `synthesize.captions`"
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from components.data.corpus.params import WebParams
 from components.data.corpus.render import re_encode
-from components.data.corpus.scenes import Fact, Scene
+from components.data.corpus.scenes import Scene
 from components.data.corpus.server import RESPONSES_FILE
 from components.io.outcomes import Reason
 
@@ -96,12 +96,12 @@ def write_web(
     train: Sequence[Scene],
     evaluation: Sequence[Scene],
     pictures: Path,
-    spare: dict[str, Fact],
+    spare: dict[str, str],
     seed: int,
 ) -> dict[str, Any]:
     """Write ``pairs.tsv`` and ``web/`` into `folder`; returns the content of ``ills.json``.
 
-    `pictures` holds the scenes' files; `spare` gives, by scene name, a further true fact that is no caption yet.
+    `pictures` holds the scenes' files; `spare` gives, by scene name, a further true caption.
     Raises ValueError when there are fewer scenes than ills that need one of their own.
     """
     if len(train) < params.train_scenes or len(evaluation) < params.evaluation_scenes:
@@ -145,7 +145,7 @@ def write_web(
         web.row(caption, url, "deduplicate", Reason.DUPLICATE_EXACT, after=good[scene.name])
     for scene in merged:
         url = web.file(f"copies/{scene.file}", (pictures / scene.file).read_bytes())
-        web.row(str(spare[scene.name]), url, "deduplicate", Reason.MERGED, after=good[scene.name])
+        web.row(spare[scene.name], url, "deduplicate", Reason.MERGED, after=good[scene.name])
     for number, scene in enumerate(_take(own, params.near_duplicates)):
         url = web.file(f"near/{scene.file}", disguised((pictures / scene.file).read_bytes(), number))
         caption = scene.captions[int(rng.integers(len(scene.captions)))]
@@ -195,7 +195,7 @@ def long_caption(scene: Scene) -> str:
 
 def disguised(data: bytes, number: int) -> bytes:
     """The same picture to the eye in other bytes, in one of three ways."""
-    quality, scale = ((55, 1.0), (85, 0.85), (70, 0.9))[number % 3]
+    quality, scale = ((70, 1.0), (90, 0.85), (80, 0.9))[number % 3]
     return re_encode(data, quality=quality, scale=scale)
 
 

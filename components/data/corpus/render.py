@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -323,8 +323,3 @@ def re_encode(data: bytes, *, quality: int, scale: float = 1.0) -> bytes:
         width, height = (max(1, round(side * scale)) for side in picture.size)
         picture = picture.resize((width, height), Image.Resampling.LANCZOS)
     return encode(picture, quality)
-
-
-def rename(scene: Scene, captions: list[str]) -> Scene:
-    """The scene with these captions."""
-    return replace(scene, captions=tuple(captions))
