@@ -1,0 +1,69 @@
+"""Stands in for ``vlp run`` in tests: writes a stage's outs from a digest of its deps and parameters.
+
+``python fake_stage.py NAME --option value …``; FAIL_STAGE=NAME makes that one fail with a message of its own.
+"""
+
+import hashlib
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from pipelines.dvcfile import Entry, read_entries
+from pipelines.failure import leave_message
+from pipelines.params import read_yaml
+
+RECALLS = dict.fromkeys(("txt_r1", "txt_r5", "txt_r10", "img_r1", "img_r5", "img_r10", "r_mean"), 50.0)
+
+
+def digest_of(entry: Entry, content: dict) -> str:
+    digest = hashlib.sha256(entry.cmd.encode())
+    for dep in entry.deps:
+        path = Path(dep)
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.is_file():
+                digest.update(str(file).encode() + file.read_bytes())
+    for key in entry.params:
+        value = content
+        for step in key.split("."):
+            value = value[step]
+        digest.update(json.dumps(value, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def write(out: Path, digest: str) -> None:
+    if out.name == "metrics.json":
+        recalls = {**RECALLS, "digest": int(digest[:6], 16)}
+        content = json.dumps({"chance": recalls, "itc": recalls, "itm": recalls})
+    elif out.suffix:
+        content = json.dumps(digest)
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        if out.name == "metrics":
+            (out / "loss.tsv").write_text(f"step\tloss\n0\t{int(digest[:6], 16)}\n")
+        else:
+            (out / "results.json").write_text(json.dumps(digest))
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(content)
+
+
+def main() -> int:
+    content = read_yaml(Path("params.yaml"))
+    entry = next(one for one in read_entries(content).values() if shlex.split(one.cmd)[2:] == sys.argv[1:])
+    with Path("ran.log").open("a") as log:
+        log.write(f"{entry.address}\n")
+    if os.environ.get("FAIL_STAGE") == sys.argv[1]:
+        leave_message("the disk is full: free some space")
+        return 2
+    if os.environ.get("KILL_STAGE") == sys.argv[1]:
+        os.kill(os.getpid(), 9)
+    digest = digest_of(entry, content)
+    for out in entry.outs:
+        write(Path(out), digest)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
