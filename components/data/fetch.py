@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
@@ -65,7 +65,7 @@ class Fetched:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, for the journal."""
-        return asdict(self)
+        return dict(vars(self))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -136,9 +136,10 @@ class Fetcher:
 
     async def __aenter__(self) -> Self:
         # limits of concurrency and the total deadline are ours: the library's would count the wait for a free slot
+        self._resolver = Resolver(self._hosts)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                resolver=Resolver(self._hosts), limit=0, ttl_dns_cache=300, keepalive_timeout=KEEP_ALIVE_SECONDS
+                resolver=self._resolver, limit=0, ttl_dns_cache=300, keepalive_timeout=KEEP_ALIVE_SECONDS
             ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_seconds),
             headers={
@@ -153,6 +154,7 @@ class Fetcher:
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
+        await self._resolver.close()
 
     async def fetch(self, url: URL, body: Path) -> Fetched:
         """Fetch a URL that passed the rules; a picture's bytes are then in the file `body`, otherwise it is not there.
