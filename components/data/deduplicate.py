@@ -18,9 +18,9 @@ class DeduplicateParams(BaseModel, frozen=True, extra="forbid"):
     near: bool = Field(default=True, description="merge pictures of near perceptual hashes (and of equal bytes)")
     mirror: bool = Field(default=True, description="a mirror image counts as the same picture")
     hash_size: int = Field(default=16, ge=8, le=32, multiple_of=8, description="side of the hash: this squared is bits")
-    max_distance: int = Field(default=12, ge=0, le=256, description="bits between hashes of the same picture")
+    max_distance: int = Field(default=16, ge=0, le=256, description="bits between hashes of the same picture")
     leak_distance: int = Field(
-        default=24, ge=0, le=256, description="the same, against evaluation pictures, where a miss costs more"
+        default=40, ge=0, le=256, description="the same, against evaluation pictures, where a miss costs more"
     )
     evaluation_splits: tuple[str, ...] = Field(
         default=("val", "test"), description="splits of every task whose pictures are removed; empty: none"

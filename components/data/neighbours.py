@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from components.data.hashing import distances
 
-CANDIDATES = 1 << 21  # pairs measured at a time: 16 bytes a word of hash each
+CANDIDATES = 1 << 19  # pairs measured at a time: 24 bytes a word of hash each
 MAX_BAND = 24  # bits: a lookup table of 2^24 entries of 8 bytes
 INFORMATION = 0.75  # of a bit of a real picture's hash, about; decides the bands' width, not the result
 
