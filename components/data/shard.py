@@ -191,5 +191,5 @@ def _fetch_tokenizer(name: str, revision: str) -> Path:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(
             f"the tokenizer {name!r} of shard.tokenizer.name cannot be had from the Hugging Face Hub ({reason}): check "
-            "the name, or download its tokenizer.json and set `kind: file`"
+            "the name, set HF_HUB_OFFLINE=0 to let it be fetched, or download its tokenizer.json and set `kind: file`"
         ) from None
