@@ -225,13 +225,13 @@ def draw_things(rng: np.random.Generator, count: int) -> tuple[Thing, ...] | Non
     """`count` things of different kinds with room between them; None when they found no room."""
     kinds: list[Kind] = []
     while len(kinds) < count:
-        kind = Kind(*(str(rng.choice(values)) for values in (SIZES, COLOURS, MATERIALS, SHAPES)))
+        kind = Kind(*(values[int(rng.integers(len(values)))] for values in (SIZES, COLOURS, MATERIALS, SHAPES)))
         if kind not in kinds:
             kinds.append(kind)
     things: list[Thing] = []
     for kind in sorted(kinds, key=lambda kind: SIZES.index(kind.size)):  # the large ones first, while there is room
         for _ in range(LAYOUT_TRIES):
-            x, y = (_rounded(rng.uniform(-limit, limit)) for limit in FIELD)
+            x, y = (_rounded(limit * (2 * rng.random() - 1)) for limit in FIELD)
             thing = Thing(kind, x, y, _rounded(rng.uniform(0, math.pi / 2)))
             if all(math.dist((x, y), (old.x, old.y)) > thing.radius + old.radius + GAP for old in things):
                 things.append(thing)
