@@ -19,6 +19,7 @@ from components.data.corpus.params import WebParams
 from components.data.corpus.render import re_encode
 from components.data.corpus.scenes import Scene
 from components.data.corpus.server import RESPONSES_FILE
+from components.io.errors import UserError
 from components.io.outcomes import Reason
 
 HOST, DEAD_HOST = "http://corpus.test", "http://dead.test"
@@ -102,7 +103,8 @@ def write_web(
     """Write ``pairs.tsv`` and ``web/`` into `folder`; returns the content of ``ills.json``.
 
     `pictures` holds the scenes' files; `spare` gives, by scene name, a further true caption.
-    Raises ValueError when there are fewer scenes than ills that need one of their own.
+    Raises ValueError when there are fewer scenes than ills that need one of their own, UserError when too few scenes
+    have a caption to spare.
     """
     if len(train) < params.train_scenes or len(evaluation) < params.evaluation_scenes:
         raise ValueError("more ills than scenes")
@@ -112,7 +114,10 @@ def write_web(
     # pictures with a spare fact first go where one is needed
     merged = [scene for scene in shuffled if scene.name in spare][: params.merged_duplicates]
     if len(merged) < params.merged_duplicates:
-        raise ValueError("too few scenes with a caption to spare")
+        raise UserError(
+            f"synthesize: only {len(merged)} scenes have a caption to spare: lower `synthesize.web.merged_duplicates` "
+            "or `synthesize.captions`"
+        )
     taken = {scene.name for scene in merged}
     own = iter([scene for scene in shuffled if scene.name not in taken])
 

@@ -42,11 +42,10 @@ def write_tasks(scenes: Sequence[Scene], seed: int) -> dict[str, dict[str, Any]]
         items: dict[str, list[Item]] = {task: [] for task in TASKS}
         for index, scene in enumerate(of_split):
             rng = np.random.default_rng([seed, 4, number, index])
-            partner = of_split[partners[index]]
-            if partner is scene:
-                partner = of_split[(index + 1) % len(of_split)]
             items["vqa"] += questions(rng, scene)
-            items["nlvr2"] += statements(rng, scene, partner)
+            if len(of_split) > 1:
+                partner = partners[index] if partners[index] != index else (index + 1) % len(of_split)
+                items["nlvr2"] += statements(rng, scene, of_split[partner])
             items["entailment"] += hypotheses(rng, scene)
             items["grounding"] += expressions(rng, scene)
         for task in TASKS:
