@@ -1,14 +1,20 @@
 """How well perceptual hashes find altered copies of photographs, and how often they take two pictures for one.
 
-    python benchmarks/leakage.py ../shared/data/flickr8k/images [--pictures 8000] [--altered 8000] [--hash-size 16]
+    python benchmarks/leakage.py [FOLDER] [--pictures 8000] [--altered 300] [--hash-size 16]
 
 Recall: the share of altered copies within the threshold of their original. Precision: of the pairs (altered copy, any
 original) within the threshold, the share that are true. The photographs themselves hold bursts of one scene; pairs of
 originals that are this near are printed apart, so that a person can look at them.
+
+Measured on the 8,000 photographs of Flickr8k, 300 of them altered, 256 bits: at 16 bits every re-encoded, resized, grey
+or mirrored copy is found and 74 % of those with 2 % cropped off; at 40 bits all of these and 81 % of those with 5 %
+cropped off, still without a false pair among 58 million (the first comes at 56). Hence the defaults of `deduplicate`:
+16 among the set, 40 against evaluation pictures.
 """
 
 import argparse
 import io
+import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -19,7 +25,7 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.table import Table
 
-from components.data.hashing import hash_words, perceptual_hash
+from components.data.hashing import hash_words, perceptual_hash, perceptual_hashes
 from components.data.neighbours import neighbours, pairs_within
 
 THRESHOLDS = (0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64)
@@ -70,7 +76,7 @@ ALTERATIONS: dict[str, Callable[[Image.Image], Image.Image]] = {
 def hashes_of(path: Path, alter: bool, hash_size: int) -> list[bytes | None]:
     """The hash of a file, of its mirror image, and then of each alteration."""
     image = Image.open(path).convert("RGB")
-    found = [perceptual_hash(image, hash_size), perceptual_hash(image, hash_size, mirrored=True)]
+    found: list[bytes | None] = [*(perceptual_hashes(image, hash_size) or (None, None))]
     if alter:
         found += [perceptual_hash(change(image), hash_size) for change in ALTERATIONS.values()]
     return found
@@ -78,12 +84,16 @@ def hashes_of(path: Path, alter: bool, hash_size: int) -> list[bytes | None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    shared = Path(os.environ.get("VLP_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+    parser.add_argument("folder", type=Path, nargs="?", default=shared / "data" / "flickr8k" / "images")
     parser.add_argument("--pictures", type=int, default=1000, help="originals")
     parser.add_argument("--altered", type=int, default=200, help="of them also altered")
     parser.add_argument("--hash-size", type=int, default=16)
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
+    if not given.folder.is_dir():
+        print(f"skipped: {given.folder} is not there")
+        return
     files = sorted(given.folder.glob("*.jpg"))[: given.pictures]
     count = min(given.altered, len(files))
     # the altered ones spread over all

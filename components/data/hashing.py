@@ -11,17 +11,30 @@ from PIL import Image
 MIN_SPREAD = 2.0
 
 
-def perceptual_hash(image: Image.Image, hash_size: int, *, mirrored: bool = False) -> bytes | None:
+def perceptual_hash(image: Image.Image, hash_size: int) -> bytes | None:
     """The cosine-transform hash ("pHash") of a picture: `hash_size`² bits, packed.
 
-    `mirrored` hashes the picture's mirror image. None for a picture without enough detail to tell it from others.
+    None for a picture without enough detail to tell it from others.
     """
-    side = 4 * hash_size  # what `phash` scales to; done here so that mirroring costs next to nothing
-    grey = image.convert("L").resize((side, side), Image.Resampling.LANCZOS)
-    if float(np.asarray(grey).std()) < MIN_SPREAD:
+    grey = _grey(image, hash_size)
+    return None if grey is None else _pack(grey, hash_size)
+
+
+def perceptual_hashes(image: Image.Image, hash_size: int) -> tuple[bytes, bytes] | None:
+    """The hash of a picture and that of its mirror image, for little more than the price of one."""
+    grey = _grey(image, hash_size)
+    if grey is None:
         return None
-    if mirrored:
-        grey = grey.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return _pack(grey, hash_size), _pack(grey.transpose(Image.Transpose.FLIP_LEFT_RIGHT), hash_size)
+
+
+def _grey(image: Image.Image, hash_size: int) -> Image.Image | None:
+    side = 4 * hash_size  # what `phash` scales to, which is most of its time
+    grey = image.convert("L").resize((side, side), Image.Resampling.LANCZOS)
+    return grey if float(np.asarray(grey).std()) >= MIN_SPREAD else None
+
+
+def _pack(grey: Image.Image, hash_size: int) -> bytes:
     return np.packbits(imagehash.phash(grey, hash_size).hash).tobytes()
 
 

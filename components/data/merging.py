@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from components.data.deduplicate import DeduplicateParams
 from components.data.duplicates import DUPLICATE, HASH_SCHEMA, KEEP, LEAK, RULES, Decisions, Ints, decide
-from components.data.hashing import perceptual_hash
+from components.data.hashing import perceptual_hashes
 from components.data.parts import PartWriter, concatenate
 from components.data.pictures import open_picture
 from components.io.outcomes import Reason, Status
@@ -65,17 +65,14 @@ def hash_part(params: DeduplicateParams, file: Path, folder: Path) -> dict[str, 
 
 def _hash_row(record: dict[str, Any], params: DeduplicateParams) -> dict[str, Any]:
     image = open_picture(record["image"])
-    hashed = mirrored = None
-    if params.near:
-        hashed = perceptual_hash(image, params.hash_size)
-        mirrored = perceptual_hash(image, params.hash_size, mirrored=True) if params.mirror else None
+    hashed, mirrored = (perceptual_hashes(image, params.hash_size) if params.near else None) or (None, None)
     return {
         "id": record["id"],
         "sha256": record["sha256"],
         "pixels": image.width * image.height,
         "bytes": len(record["image"]),
         "hash": hashed,
-        "mirrored": mirrored,
+        "mirrored": mirrored if params.mirror else None,
     }
 
 

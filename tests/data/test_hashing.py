@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from components.data.hashing import distances, hash_words, perceptual_hash
+from components.data.hashing import distances, hash_words, perceptual_hash, perceptual_hashes
 from components.data.neighbours import neighbours, pairs_within
 from components.data.pictures import open_picture
 from tests.data.making import encoded, photo
@@ -84,7 +84,8 @@ def test_altered_copies_are_near_and_others_far():
 def test_mirrored_hash_is_the_mirror_images_hash():
     for seed in range(5):
         image = photo(seed)
-        mirror = perceptual_hash(image, 16, mirrored=True)
+        plain, mirror = perceptual_hashes(image, 16)
+        assert plain == perceptual_hash(image, 16)
         assert mirror == perceptual_hash(ImageOps.mirror(image.convert("L").resize((64, 64), 1)), 16)
         other, itself = (hash_words([perceptual_hash(i, 16)], 16) for i in (ImageOps.mirror(image), image))
         assert distances(hash_words([mirror], 16), other)[0] <= 4
@@ -98,7 +99,7 @@ def test_length(hash_size):
 
 def test_blank_pictures_have_no_hash():
     assert perceptual_hash(Image.new("RGB", (64, 64), "white"), 16) is None
-    assert perceptual_hash(Image.new("RGB", (64, 64), "black"), 16) is None
+    assert perceptual_hashes(Image.new("RGB", (64, 64), "black"), 16) is None
     page = Image.new("RGB", (256, 256), "white")
     page.paste("black", (100, 100, 140, 120))
     assert perceptual_hash(page, 16) is not None
