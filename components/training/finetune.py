@@ -73,7 +73,7 @@ def finetune(
     pretrained: Path,
     weights: Path,
     curves: Path,
-    runtime: Runtime = Runtime(),  # noqa: B008 - frozen
+    runtime: Runtime = Runtime(),
 ) -> None:
     """Fine-tune `pretrained` on ``task/train`` as `params.runs[run]` says; outs as those of `pretrain`.
 

@@ -41,7 +41,7 @@ def pretrain(
     shards: Path,
     weights: Path,
     curves: Path,
-    runtime: Runtime = Runtime(),  # noqa: B008 - frozen
+    runtime: Runtime = Runtime(),
 ) -> None:
     """Pre-train on `shards` (records and tokenizer); write the student to `weights` and DVCLive curves to `curves`.
 
