@@ -44,7 +44,7 @@ format: $(STAMP) ## put the source into the agreed format
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## measure speed and memory; prints tables
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file || exit 1; done
 
 lock: ## resolve pyproject.toml anew into requirements.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --python-version 3.11 \
