@@ -36,6 +36,7 @@ LIGHT_SPREAD = 0.07  # radians between the four places of the light and their mi
 VISIBLE_SHARE = 0.55  # least part of a thing that must not be hidden
 VISIBLE_PIXELS = 0.006  # least visible part of the picture for a thing
 SCENE_TRIES = 400
+COARSE = 3  # pixels of the picture to one of the first look
 
 
 @dataclass(frozen=True)
@@ -286,18 +287,30 @@ def draw(
         scene = Scene(name, split, things or (), draw_view(rng))
         if things is None or len(facts(scene, clear=True)) < captions:
             continue
-        hits, alone, origin, ray = trace(scene, size)
-        masks = [mask(hits, number) for number in range(count)]
-        pixels = [int(visible.sum()) for visible in masks]
-        least = VISIBLE_PIXELS * size * size
-        if any(
-            seen < least or seen < VISIBLE_SHARE * whole or _touches_edge(visible)
-            for seen, whole, visible in zip(pixels, alone, masks, strict=True)
-        ):
+        if _shows_all(trace(scene, size // COARSE), VISIBLE_SHARE - 0.1, 0) is None:
+            continue  # most layouts fail, and a coarse look is cheap
+        traced = trace(scene, size)
+        masks = _shows_all(traced, VISIBLE_SHARE, VISIBLE_PIXELS * size * size)
+        if masks is None:
             continue
+        hits, _, origin, ray = traced
+        pixels = [int(visible.sum()) for visible in masks]
         scene = with_boxes(scene, [box_of(visible) for visible in masks], pixels)
         return scene, shade(scene, hits, origin, ray)
     raise RuntimeError(f"no layout of {count} things found room in {SCENE_TRIES} tries")
+
+
+def _shows_all(traced: tuple[Hits, list[int], Vector, Vector], share: float, pixels: float) -> list[Array] | None:
+    """The visible pixels of each thing; None when one lies at the edge, or shows too few or too little of itself."""
+    hits, alone, _, _ = traced
+    masks = []
+    for number, whole in enumerate(alone):
+        visible = mask(hits, number)
+        seen = int(visible.sum())
+        if seen < pixels or seen < share * whole or _touches_edge(visible):
+            return None
+        masks.append(visible)
+    return masks
 
 
 def _touches_edge(visible: Array) -> bool:

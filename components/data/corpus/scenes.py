@@ -24,7 +24,7 @@ FIELD = (2.35, 2.2)  # greatest |x| and |y| of a thing's middle
 GAP = 0.22  # least distance between two such circles
 CLEAR = 0.75  # least difference along the ground for a relation that a caption may state
 CLEAR_VIEW = 0.05  # and across the picture, as a part of its width, for left and right
-LAYOUT_TRIES = 200
+LAYOUT_TRIES = 40
 
 
 @dataclass(frozen=True)
