@@ -34,7 +34,13 @@ class EvaluateParams(BaseModel, frozen=True, extra="forbid"):
 
 
 def evaluate(
-    params: EvaluateParams, *, run: str, task: Path, weights: Path, evaluation: Path, runtime: Runtime = Runtime()
+    params: EvaluateParams,
+    *,
+    run: str,
+    task: Path,
+    weights: Path,
+    evaluation: Path,
+    runtime: Runtime = Runtime(),  # noqa: B008 - frozen
 ) -> None:
     """Evaluate the weights of `run` on ``task/SPLIT``; write metrics, ranks and examples into `evaluation`.
 

@@ -1,0 +1,91 @@
+"""Evaluated runs: recalls, and example queries with their first candidates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from components.evaluation.page.samples import record_folders
+from components.evaluation.page.thumbnails import Thumbnail, thumbnail
+from components.evaluation.results import EXAMPLES_FILE, IMAGE, RANKS_FILE, TEXT
+from components.evaluation.summary import METRICS_FILE, read_metrics
+from components.io.records import iter_batches
+
+HARDLY = 0.05  # of the way from chance to all right
+
+
+@dataclass(frozen=True)
+class Run:
+    """One evaluation. `ranks` by direction and scores (``txt``, ``itm``), (Q,) int64; `queries` by direction."""
+
+    name: str
+    metrics: Mapping[str, Any]
+    ranks: Mapping[tuple[str, str], NDArray[np.int64]]
+    queries: Mapping[str, tuple[Query, ...]]
+    pictures: Mapping[str, Thumbnail]
+
+
+@dataclass(frozen=True)
+class Query:
+    """One example: `content` as in examples.json, `kind` best or worst."""
+
+    kind: str
+    content: Mapping[str, Any]
+
+
+def read_runs(evaluation: Path, tasks: Path, queries: int) -> list[Run]:
+    """All evaluated runs by name, each with at most `queries` best and as many worst queries per direction."""
+    return [_read_run(path.parent, tasks, queries) for path in sorted(evaluation.glob(f"*/{METRICS_FILE}"))]
+
+
+def _read_run(folder: Path, tasks: Path, queries: int) -> Run:
+    metrics = read_metrics(folder)
+    table = pq.read_table(folder / RANKS_FILE, columns=["direction", "rank_itc", "rank_itm"])
+    ranks: dict[tuple[str, str], NDArray[np.int64]] = {}
+    for direction in (TEXT, IMAGE):
+        part = table.filter(pc.equal(table["direction"], direction))
+        for scores in ("itc", "itm"):
+            ranks[direction, scores] = part[f"rank_{scores}"].to_numpy().astype(np.int64)
+    examples = json.loads((folder / EXAMPLES_FILE).read_text(encoding="utf-8"))
+    chosen = {
+        direction: tuple(
+            Query(kind, content) for kind in ("best", "worst") for content in examples[direction][kind][:queries]
+        )
+        for direction in (TEXT, IMAGE)
+    }
+    names = {query.content["picture"] for found in chosen.values() for query in found}
+    names |= {hit["picture"] for query in chosen[IMAGE] for hit in query.content["top"]}
+    split = tasks / str(metrics.get("task", "")) / str(metrics.get("split", ""))
+    return Run(folder.name, metrics, ranks, chosen, _thumbnails(names, record_folders(split)))
+
+
+def _thumbnails(names: set[str], folders: Iterable[Path]) -> dict[str, Thumbnail]:
+    """Small pictures of the named records, where they can be found and decoded."""
+    found: dict[str, Thumbnail] = {}
+    for folder in folders:
+        for batch in iter_batches(folder, ["id", "image"], rows=4096):
+            for index, name in enumerate(batch.column("id").to_pylist()):
+                if name in names and name not in found:
+                    picture = thumbnail(batch.column("image")[index].as_py())
+                    if picture is not None:
+                        found[name] = picture
+    return found
+
+
+def run_warnings(run: Run) -> list[str]:
+    """Sentences on results that should make a reader pause."""
+    itc, itm, chance = (run.metrics[name]["r_mean"] for name in ("itc", "itm", "chance"))
+    warnings = []
+    if itc - chance < HARDLY * (100 - chance):
+        warnings.append(f"{run.name}: mean recall by ITC, {itc:.1f}, is hardly above chance, {chance:.1f}.")
+    if itm < itc:
+        warnings.append(f"{run.name}: re-ranking lowers the mean recall from {itc:.1f} to {itm:.1f}.")
+    return warnings
