@@ -99,7 +99,7 @@ def fit(task: Task, params: TrainingParams, storage: Path, worker: Worker | None
     no whole batch, and when the warm-up does not fit.
     """
     worker = worker or Worker()
-    torch.set_num_threads(params.num_threads or max(1, len(os.sched_getaffinity(0)) // worker.local_world))
+    torch.set_num_threads(params.num_threads or max(1, _cores() // worker.local_world))
     plan = Plan(len(task.data), params.batch_size, params.seed, worker.rank, worker.world)
     if plan.per_epoch == 0:
         raise UserError(
@@ -139,6 +139,11 @@ def adamw(model: nn.Module, params: TrainingParams) -> torch.optim.AdamW:
             (kept if weight.ndim == 1 or name.endswith(".bias") else decayed).append(weight)
     groups = [{"params": decayed, "weight_decay": params.weight_decay}, {"params": kept, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=params.schedule.lr, fused=True)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def seed_step(seed: int, step: int, rank: int) -> int:
