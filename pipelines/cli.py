@@ -129,6 +129,11 @@ def flow(
     retries: Annotated[int, typer.Option(min=0, help="How often a failed stage is tried again; it resumes.")] = 0,
 ) -> None:
     """Run the stages of a flow that are not up to date, as a Prefect flow."""
+    from pipelines.graph import check_flow
+    from pipelines.params import load_params
+
+    check_flow(name)
+    load_params()  # what is wrong with them is said at once; importing Prefect takes seconds
     from pipelines.flows import run_flow
 
     run_flow(name, retries=retries)
@@ -154,7 +159,8 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder with a manifest
     """Check every file of a folder of records against its manifest: present, whole, unchanged."""
     from components.io.shards import verify as verify_shards
 
-    verify_shards(folder)
+    if found := verify_shards(folder):
+        raise UserError("\n  ".join([f"{folder}: {len(found)} problems", *found]) if found[1:] else found[0])
     print(f"{folder}: all files are as the manifest says")
 
 

@@ -76,14 +76,13 @@ def strangers(entry: Entry, entries: Mapping[str, Entry]) -> list[str]:
     ``params.yaml`` but whose folder DVC left there.
     """
     written = {Path(out) for other in entries.values() for out in other.outs}
-    keep = written | {parent for out in written for parent in out.parents}
-    parents = {out.parent for out in written if out.parent != Path("data")}
+    above = {parent for out in written for parent in out.parents}
     return sorted(
         str(found)
         for dep in map(Path, entry.deps)
-        if dep in parents and dep.is_dir() and dep not in written
+        if dep in above - written and dep.is_dir()
         for found in dep.iterdir()
-        if found.is_dir() and found not in keep
+        if found.is_dir() and found not in written | above
     )
 
 

@@ -18,8 +18,7 @@ from prefect import Flow, Task  # noqa: E402
 from prefect.states import Completed, State  # noqa: E402
 
 from components.io.errors import UserError  # noqa: E402
-from pipelines.graph import END_TO_END, FLOWS, Step, is_current, read_graph, select  # noqa: E402
-from pipelines.messages import suggestion  # noqa: E402
+from pipelines.graph import END_TO_END, FLOWS, Step, check_flow, is_current, read_graph, select  # noqa: E402
 from pipelines.params import load_params  # noqa: E402
 from pipelines.repro import StageError, reproduce  # noqa: E402
 
@@ -103,8 +102,7 @@ def run_flow(name: str, *, retries: int = 0) -> None:
 
     Raises UserError when there is no such flow, a parameter is wrong, no Prefect server answers, or a stage fails.
     """
-    if name not in BY_NAME:
-        raise UserError(f"{name} is no flow; {suggestion(name, list(BY_NAME), 'flows')}")
+    check_flow(name)
     load_params()
     read_graph(Path.cwd())
     check_server()

@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from components.io.errors import UserError
+from pipelines.messages import suggestion
 from pipelines.stages import ROOMS, STAGES, Stage
 
 END_TO_END = "end-to-end"
 FLOWS: dict[str, tuple[str, ...]] = {**{room: (room,) for room in ROOMS}, END_TO_END: tuple(ROOMS)}
+
+
+def check_flow(name: str) -> None:
+    """Raise UserError unless there is a flow of that name."""
+    if name not in FLOWS:
+        raise UserError(f"{name} is no flow; {suggestion(name, list(FLOWS), 'flows')}")
 
 
 @dataclass(frozen=True)
