@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,3 @@ def save_whole(state: object, path: Path) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(path)
-
-
-def clear(folder: Path) -> None:
-    """Remove a training's checkpoints."""
-    shutil.rmtree(folder, ignore_errors=True)
