@@ -40,7 +40,7 @@ def evaluate(
     task: Path,
     weights: Path,
     evaluation: Path,
-    runtime: Runtime = Runtime(),  # noqa: B008 - frozen
+    runtime: Runtime = Runtime(),
 ) -> None:
     """Evaluate the weights of `run` on ``task/SPLIT``; write metrics, ranks and examples into `evaluation`.
 

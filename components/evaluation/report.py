@@ -35,7 +35,7 @@ def report(
     curves: Path,
     evaluation: Path,
     report: Path,
-    runtime: Runtime = Runtime(),  # noqa: B008 - frozen
+    runtime: Runtime = Runtime(),
 ) -> None:
     """Write ``report/index.html``: one self-contained page, without scripts and without anything from a network.
 

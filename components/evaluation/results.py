@@ -118,21 +118,22 @@ def _examples(
     order = np.lexsort((-margin, rank_itm))  # best first
     top = top_indices(scores, candidates)  # (Q, k)
 
-    def describe(query: int) -> dict[str, Any]:
-        group = of_query[query]
+    def candidate_of(query: int, candidate: int) -> dict[str, Any]:
         return {
-            **_name(split, direction, query, group),
+            **_name(split, IMAGE if direction == TEXT else TEXT, candidate, of_candidate[candidate]),
+            "right": bool(of_candidate[candidate] == of_query[query]),
+            "score": round(float(scores[query, candidate]), DIGITS),
+            "similarity": round(float(similarity[query, candidate]), DIGITS),
+        }
+
+    def describe(query: int) -> dict[str, Any]:
+        right = np.flatnonzero(of_candidate == of_query[query])
+        return {
+            **_name(split, direction, query, of_query[query]),
             "rank_itc": int(rank_itc[query]),
             "rank_itm": int(rank_itm[query]),
-            "top": [
-                {
-                    **_name(split, IMAGE if direction == TEXT else TEXT, candidate, of_candidate[candidate]),
-                    "right": bool(of_candidate[candidate] == group),
-                    "score": round(float(scores[query, candidate]), DIGITS),
-                    "similarity": round(float(similarity[query, candidate]), DIGITS),
-                }
-                for candidate in top[query]
-            ],
+            "answer": candidate_of(query, int(right[scores[query, right].argmax()])),
+            "top": [candidate_of(query, int(candidate)) for candidate in top[query]],
         }
 
     best = [describe(query) for query in order[: min(count, (len(order) + 1) // 2)]]

@@ -92,17 +92,22 @@ def recall_metrics(ranks: Ranks) -> dict[str, float]:
 def chance_metrics(picture_of: Sequence[int] | IntArray, pictures: int) -> dict[str, float]:
     """What a random order would get on average, in percent, under the same keys as `recall_metrics`.
 
-    A picture with c of all m captions is hit within k draws with probability 1 - C(m-c, k) / C(m, k).
+    A query with c right answers of m candidates is hit within k draws with probability 1 - C(m-c, k) / C(m, k).
     """
     counts = np.bincount(np.asarray(picture_of, dtype=np.int64), minlength=pictures)  # (N,) captions per picture
     captions = int(counts.sum())
-    chance: dict[str, float] = {}
-    for k in CUTOFFS:
-        sizes, times = np.unique(counts, return_counts=True)
-        hit = [1.0 - _miss(captions, int(size), k) for size in sizes]
-        chance[f"txt_r{k}"] = 100.0 * float(np.dot(hit, times)) / pictures
-        chance[f"img_r{k}"] = 100.0 * min(k, pictures) / pictures
-    return _with_means(chance)
+    one_each = np.ones(captions, dtype=np.int64)
+    return _with_means(
+        {f"txt_r{k}": chance_recall(counts, captions, k) for k in CUTOFFS}
+        | {f"img_r{k}": chance_recall(one_each, pictures, k) for k in CUTOFFS}
+    )
+
+
+def chance_recall(right: IntArray, candidates: int, k: int) -> float:
+    """The expected recall at `k` of random orders, in percent; `right` (Q,) counts each query's right answers."""
+    sizes, times = np.unique(right, return_counts=True)
+    hit = [1.0 - _miss(candidates, int(size), k) for size in sizes]
+    return 100.0 * float(np.dot(hit, times)) / len(right)
 
 
 def _miss(candidates: int, right: int, k: int) -> float:

@@ -97,7 +97,7 @@ def test_nothing_is_asked_of_a_network(text, page):
 def test_numbers_of_the_funnel(page):
     for numbers in ("8 in, 6 kept, 2 rejected", "6 in, 5 kept, 1 rejected", "5 in, 4 kept, 1 rejected"):
         assert numbers in page.visible
-    for reason in ("http not found", "url scheme", "truncated image", "duplicate exact"):
+    for reason in ("HTTP not found", "URL scheme", "truncated image", "duplicate exact"):
         assert reason in page.visible
     assert "Look at this first" not in page.visible
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from components.evaluation.page import plots
 from components.evaluation.page.funnel import Step, funnel_warnings, read_funnel
 from components.evaluation.page.queries import Run, read_runs, run_warnings
@@ -22,11 +24,20 @@ from components.evaluation.page.statistics import SourceStatistics, read_statist
 from components.evaluation.page.training import Training, read_trainings
 from components.evaluation.page.validation import Validation, read_validation
 from components.evaluation.results import IMAGE, TEXT
+from components.evaluation.retrieval import chance_recall
 from components.io.records import manifest_digest, read_manifest
 from components.io.work import code_digest
 
 RECALL_LIMIT = 100  # the largest K of the recall curves
-CURVE_TITLES = {"loss": "Loss", "loss_itc": "ITC loss", "loss_itm": "ITM loss", "loss_mlm": "MLM loss", "lr": "Rate"}
+CURVE_TITLES = {
+    "loss": "Loss",
+    "loss_itc": "ITC loss",
+    "loss_itm": "ITM loss",
+    "loss_mlm": "MLM loss",
+    "lr": "Learning rate",
+    "alpha": "Weight of the teacher, alpha",
+    "r_mean": "Mean recall",
+}
 
 
 @dataclass(frozen=True)
@@ -141,22 +152,16 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _recall_plots(run: Run) -> tuple[plots.Plot, ...]:
+    pictures, captions = len(run.ranks[TEXT, "itm"]), len(run.ranks[IMAGE, "itm"])
     made = []
-    for direction, title, candidates in (
-        (TEXT, "Text retrieval: recall at K", run.metrics["captions"]),
-        (IMAGE, "Image retrieval: recall at K", run.metrics["pictures"]),
+    for direction, title, right, candidates in (
+        (TEXT, "Text retrieval: recall at K", run.captions, captions),
+        (IMAGE, "Image retrieval: recall at K", np.ones(captions, dtype=np.int64), pictures),
     ):
-        chance = {k: run.metrics["chance"][f"{direction}_r{k}"] for k in (1, 5, 10)}
-        made.append(
-            plots.recall_plot(
-                f"recall {run.name} {direction}",
-                title,
-                run.ranks[direction, "itc"],
-                run.ranks[direction, "itm"],
-                chance,
-                min(RECALL_LIMIT, candidates),
-            )
-        )
+        limit = min(RECALL_LIMIT, candidates)
+        chance = {k: chance_recall(right, candidates, k) for k in plots.cutoffs(limit)}
+        name = f"recall {run.name} {direction}"
+        made.append(plots.recall_plot(name, title, run.ranks[direction, "itc"], run.ranks[direction, "itm"], chance))
     return tuple(made)
 
 
@@ -169,7 +174,8 @@ def _curve_plots(training: Training) -> tuple[plots.Plot, ...]:
 
 def _curve_title(name: str) -> str:
     group, _, leaf = name.rpartition("/")
-    title = CURVE_TITLES.get(leaf, leaf.replace("_", " "))
+    title = CURVE_TITLES.get(leaf, leaf.replace("_", " ").replace("txt r", "text R@").replace("img r", "image R@"))
+    title = title.replace("R@ mean", "mean recall")
     return f"{title}, {group.replace('/', ' ')}" if group and group != "train" else title
 
 

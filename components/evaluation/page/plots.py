@@ -73,6 +73,7 @@ def curve_plot(name: str, title: str, steps: Sequence[int], values: Sequence[flo
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(FuncFormatter(_short))
+        axes.yaxis.set_major_formatter(FuncFormatter(_short))
         svg = _svg(figure, name)
     low, high = (float(y[finite].min()), float(y[finite].max())) if finite.any() else (float("nan"),) * 2
     alt = (
@@ -81,24 +82,30 @@ def curve_plot(name: str, title: str, steps: Sequence[int], values: Sequence[flo
     return Plot(title, svg, alt)
 
 
+def cutoffs(limit: int) -> list[int]:
+    """Some K from 1 to `limit`, closer together where recall rises."""
+    return [int(k) for k in np.unique(np.geomspace(1, max(2, limit), 40).round())]
+
+
 def recall_plot(
-    name: str, title: str, itc: NDArray[np.int64], itm: NDArray[np.int64], chance: Mapping[int, float], limit: int
+    name: str, title: str, itc: NDArray[np.int64], itm: NDArray[np.int64], chance: Mapping[int, float]
 ) -> Plot:
-    """Recall against K from 1 to `limit`, on a logarithmic axis: re-ranked, by similarity, and by chance."""
-    cutoffs = np.unique(np.geomspace(1, max(2, limit), 40).round().astype(int))
+    """Recall against K on a logarithmic axis: re-ranked, by similarity, and by `chance`, whose keys are the K."""
+    ks = list(chance)
 
     def recall(ranks: NDArray[np.int64]) -> list[float]:
-        return [100 * float((ranks <= k).mean()) for k in cutoffs]
+        return [100 * float((ranks <= k).mean()) for k in ks]
 
+    by_itc, by_itm = recall(itc), recall(itm)
     with mpl.rc_context(SETTINGS):
         figure, axes = _axes()
-        axes.plot(list(chance), list(chance.values()), color=MUTED, linewidth=1, linestyle=(0, (2, 2)))
-        axes.plot(cutoffs, recall(itc), color=SECOND, linewidth=1.6, linestyle=(0, (5, 1.5)))
-        axes.plot(cutoffs, recall(itm), color=FIRST, linewidth=2)
+        axes.plot(ks, list(chance.values()), color=MUTED, linewidth=1.2, linestyle=(0, (1, 1.6)))
+        axes.plot(ks, by_itc, color=SECOND, linewidth=1.6, linestyle=(0, (5, 1.5)))
+        axes.plot(ks, by_itm, color=FIRST, linewidth=2)
         axes.set_xscale("log")
-        axes.set_xlim(1, cutoffs[-1])
+        axes.set_xlim(1, ks[-1])
         axes.set_ylim(0, 102)
-        ticks = [k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= cutoffs[-1]]
+        ticks = [k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= ks[-1]]
         axes.set_xticks(ticks, [str(k) for k in ticks])
         axes.minorticks_off()
         axes.set_xlabel("K")
@@ -107,8 +114,8 @@ def recall_plot(
     return Plot(
         title,
         svg,
-        f"{title}: at 1, {recall(itm)[0]:.1f} % re-ranked and {recall(itc)[0]:.1f} % by similarity alone; "
-        f"at {cutoffs[-1]}, {recall(itm)[-1]:.1f} % and {recall(itc)[-1]:.1f} %",
+        f"{title}: at 1, {by_itm[0]:.1f} % re-ranked and {by_itc[0]:.1f} % by similarity alone; "
+        f"at {ks[-1]}, {by_itm[-1]:.1f} % and {by_itc[-1]:.1f} %",
     )
 
 
@@ -146,7 +153,10 @@ def _short(value: float, _: Any = None) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{letter}"
-    return f"{value:g}"
+    if 0 < abs(value) < 1e-3:
+        digits, exponent = f"{value:.3e}".split("e")
+        return f"{float(digits):g}e{int(exponent)}"
+    return f"{round(value, 10):g}"
 
 
 def _thin(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

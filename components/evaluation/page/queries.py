@@ -24,11 +24,16 @@ HARDLY = 0.05  # of the way from chance to all right
 
 @dataclass(frozen=True)
 class Run:
-    """One evaluation. `ranks` by direction and scores (``txt``, ``itm``), (Q,) int64; `queries` by direction."""
+    """One evaluation: metrics.json, and by direction ranks and queries.
+
+    `ranks` by (direction, scores), such as (``txt``, ``itm``): (Q,) int64; `captions` (N,) int64: of each
+    picture.
+    """
 
     name: str
     metrics: Mapping[str, Any]
     ranks: Mapping[tuple[str, str], NDArray[np.int64]]
+    captions: NDArray[np.int64]
     queries: Mapping[str, tuple[Query, ...]]
     pictures: Mapping[str, Thumbnail]
 
@@ -48,7 +53,8 @@ def read_runs(evaluation: Path, tasks: Path, queries: int) -> list[Run]:
 
 def _read_run(folder: Path, tasks: Path, queries: int) -> Run:
     metrics = read_metrics(folder)
-    table = pq.read_table(folder / RANKS_FILE, columns=["direction", "rank_itc", "rank_itm"])
+    table = pq.read_table(folder / RANKS_FILE, columns=["direction", "picture", "rank_itc", "rank_itm"])
+    captions = pc.value_counts(table.filter(pc.equal(table["direction"], IMAGE))["picture"]).field("counts").to_numpy()
     ranks: dict[tuple[str, str], NDArray[np.int64]] = {}
     for direction in (TEXT, IMAGE):
         part = table.filter(pc.equal(table["direction"], direction))
@@ -62,9 +68,9 @@ def _read_run(folder: Path, tasks: Path, queries: int) -> Run:
         for direction in (TEXT, IMAGE)
     }
     names = {query.content["picture"] for found in chosen.values() for query in found}
-    names |= {hit["picture"] for query in chosen[IMAGE] for hit in query.content["top"]}
+    names |= {hit["picture"] for query in chosen[IMAGE] for hit in (*query.content["top"], query.content["answer"])}
     split = tasks / str(metrics.get("task", "")) / str(metrics.get("split", ""))
-    return Run(folder.name, metrics, ranks, chosen, _thumbnails(names, record_folders(split)))
+    return Run(folder.name, metrics, ranks, captions, chosen, _thumbnails(names, record_folders(split)))
 
 
 def _thumbnails(names: set[str], folders: Iterable[Path]) -> dict[str, Thumbnail]:

@@ -23,7 +23,7 @@ class Key:
 
     name: str
     value: str
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def render(page: Page) -> str:
@@ -73,16 +73,16 @@ def _keys(page: Page) -> list[Key]:
         keys.append(_recall_key("Mean recall", best, "r_mean"))
     if page.steps:
         rows, kept = page.steps[0].rows_in, page.steps[-1].kept
-        keys.append(Key("Rows kept", _count(kept), f"of {rows:,}, {_share(100 * kept / rows if rows else 0)}"))
+        keys.append(Key("Rows kept", _count(kept), (f"of {rows:,}", _share(100 * kept / rows if rows else 0))))
     if page.validation is not None:
         state = "all hold" if page.validation.success else f"{page.validation.total - page.validation.passed:,} fail"
-        keys.append(Key("Expectations", _count(page.validation.total), state))
+        keys.append(Key("Expectations", _count(page.validation.total), (state,)))
     return keys
 
 
 def _recall_key(name: str, run: Run, key: str) -> Key:
     itc, itm, chance = (float(run.metrics[scores][key]) for scores in ("itc", "itm", "chance"))
-    return Key(name, f"{itm:.1f}", f"{itc:.1f} without re-ranking, {chance:.1f} by chance")
+    return Key(name, f"{itm:.1f}", (f"{itc:.1f} before re-ranking", f"{chance:.1f} by chance"))
 
 
 def _revision(page: Page) -> str:
@@ -90,6 +90,11 @@ def _revision(page: Page) -> str:
     return next(
         (str(s.training.lineage["revision"])[:12] for s in page.trainings if "revision" in s.training.lineage), ""
     )
+
+
+def _words(name: str) -> str:
+    """A reason's or a stage's name for people."""
+    return " ".join(word.upper() if word in ("http", "url", "dns") else word for word in name.split("_"))
 
 
 def _count(number: int) -> str:
@@ -126,6 +131,6 @@ FILTERS: dict[str, Callable[..., str]] = {
     "score": _score,
     "size": _size,
     "width": lambda percent: f"{percent:.3f}%",
-    "words": lambda name: str(name).replace("_", " "),
+    "words": lambda name: _words(str(name)),
     "drawn": lambda text: Markup(text),  # the project's own SVG and CSS, never the data's
 }
