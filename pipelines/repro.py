@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 from pipelines.failure import MESSAGE_FILE, leave_message, read_message
@@ -90,6 +91,9 @@ def main(address: str) -> int:
             leave_message(message)
         print(f"dvc: {message}", file=sys.stderr)
         return 1
+    except Exception as error:  # a full disk, a bug: the flow gets the line, the terminal the traceback
+        leave_message("".join(traceback.format_exception_only(error)).strip())
+        raise
     return 0
 
 

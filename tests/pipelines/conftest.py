@@ -44,7 +44,7 @@ class Project:
 
 
 def _is_shared_code(line: str) -> bool:
-    """Whether the line is a code dep that is no stage's own module: DVC takes a second a stage for long lists of them."""
+    """Whether the line is a code dep but no stage's own module: long lists of them cost DVC a second a stage."""
     dep = line.strip().removeprefix("- ")
     return dep.startswith(("components/", "models/")) and dep.removesuffix(".py").replace("/", ".") not in {
         stage.module for stage in STAGES.values()

@@ -220,7 +220,7 @@ def test_a_server_that_does_not_answer(project, monkeypatch):
 def test_no_server_at_all(project, tmp_path):
     environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "FAIL_STAGE": "prepare_tasks"}
     environment.pop("PREFECT_API_URL", None)
-    command = [sys.executable, "-m", "pipelines.cli", "flow", "data"]
+    command = [str(Path(sys.executable).with_name("vlp")), "flow", "data"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "vlp: synthesize: running" in done.stderr
