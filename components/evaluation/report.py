@@ -16,7 +16,7 @@ class ReportParams(BaseModel, frozen=True, extra="forbid"):
 
     title: str = Field(default="Vision-language retrieval", min_length=1, max_length=200, description="heading")
     max_samples: int = Field(
-        default=18, ge=0, le=200, description="pictures shown of those kept, and of those rejected"
+        default=12, ge=0, le=200, description="pictures shown of those kept, and of those rejected"
     )
     max_queries: int = Field(default=3, ge=0, le=50, description="best and worst queries shown, each, per direction")
 

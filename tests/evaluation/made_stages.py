@@ -67,7 +67,7 @@ def make_data(data):
         [*good, cut, copy],
         [(row(n), KEPT, Reason.OK, None, f"http://corpus.test/{n}") for n in range(6)]
         + [(row(6), REJECTED, Reason.HTTP_NOT_FOUND, "404", "http://corpus.test/<b>gone</b>")]
-        + [(row(7), REJECTED, Reason.URL_SCHEME, None, "javascript:alert(2)")],
+        + [(row(7), REJECTED, Reason.URL_SCHEME, None, "ftp://user:secret@corpus.test/x")],
         url,
     )
     make_folder(

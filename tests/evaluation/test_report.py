@@ -82,6 +82,8 @@ def test_hostile_texts_are_shown_as_text(text, page):
     for raw in ("<b>gone", "<i>tilted", "<results>"):
         assert raw not in text
         assert html.escape(raw) in text
+    assert "ftp://…@corpus.test/x" in page.visible
+    assert "secret" not in text
     # a URL of the data is never a link
     assert [a["href"] for a in page.all("a") if not a["href"].startswith("#")] == ["../validation/docs/index.html"]
 

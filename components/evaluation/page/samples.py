@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from components.io.outcomes import Status, read_outcomes
 from components.io.records import MANIFEST_FILE, iter_batches, open_records, read_manifest
 
 CAPTIONS_SHOWN = 2
-LONGEST = 300  # characters shown of a caption or URL that was rejected: it may be a whole web page
-PER_REASON = 3
+LONGEST = 300  # characters shown of a caption: one that was rejected may be a whole web page
+LONGEST_URL = 120
+CREDENTIALS = re.compile(r"//[^/?#]*@")  # a report is passed around: no passwords of a source list in it
+PER_REASON = 2
 
 
 @dataclass(frozen=True)
@@ -142,5 +145,5 @@ def _rejected_sample(row: dict[str, Any], record: dict[str, Any]) -> Sample:
 
 
 def _refused(row: dict[str, Any]) -> Sample:
-    note = row.get("url") or row.get("detail") or ""
-    return Sample(row["row_id"], None, (), note=note[:LONGEST])
+    note = CREDENTIALS.sub("//…@", row.get("url") or row.get("detail") or "")
+    return Sample(row["row_id"], None, (), note=note if len(note) <= LONGEST_URL else f"{note[:LONGEST_URL]}…")
