@@ -27,7 +27,9 @@ class EvaluateParams(BaseModel, frozen=True, extra="forbid"):
         default=None, ge=1, le=8192, description="side of the square pictures, pixels; null: the size of the training"
     )
     batch_size: int = Field(default=64, ge=1, le=65_536, description="pictures or captions per encoder pass")
-    pair_batch_size: int = Field(default=256, ge=1, le=65_536, description="pairs per pass of the fusion encoder")
+    pair_batch_size: int = Field(
+        default=64, ge=1, le=65_536, description="pairs per pass of the fusion encoder; a GPU likes more"
+    )
     examples: int = Field(default=8, ge=0, le=1000, description="best and worst queries kept, each, per direction")
     example_candidates: int = Field(default=5, ge=1, le=100, description="first candidates kept with an example")
     num_threads: int = Field(default=0, ge=0, le=1024, description="torch threads; 0: torch's own choice")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 MATCH = 1  # the ITM head's output that means "the two belong together"
-SORTED_BATCHES = 4  # batches of pairs that are sorted by length together: more pad less, but mix more pictures
+SORTED_BATCHES = 8  # batches of pairs that are sorted by length together: more pad less, but mix more pictures
 OUTSIDE = float("-inf")  # the score of a candidate outside the top k (the published code writes -100)
 
 
@@ -129,7 +129,7 @@ def rerank_itm(
     *,
     top_k: int,
     batch_size: int = 64,
-    pair_batch_size: int = 256,
+    pair_batch_size: int = 64,
     device: str | torch.device = "cpu",
     advance: Callable[[int], None] = _silent,
 ) -> ItmScores:
