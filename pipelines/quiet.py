@@ -12,6 +12,8 @@ SWITCHES = {
     "GX_ANALYTICS_ENABLED": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
+    # threads that wait sleep: spinning ones make a step several times slower as soon as anything else runs
+    "OMP_WAIT_POLICY": "PASSIVE",
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # what there is to say we say; the server gets all
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",  # with it on, the temporary server met "database is locked"
