@@ -86,10 +86,10 @@ def main(address: str) -> int:
         with Repo() as repository:
             repository.reproduce(targets=address, single_item=True)
     except DvcException as error:
-        message = explain(_chain(error))
         if not read_message(Path(os.environ.get(MESSAGE_FILE, os.devnull))):
+            message = explain(_chain(error))
             leave_message(message)
-        print(f"dvc: {message}", file=sys.stderr)
+            print(f"dvc: {message}", file=sys.stderr)
         return 1
     except Exception as error:  # a full disk, a bug: the flow gets the line, the terminal the traceback
         leave_message("".join(traceback.format_exception_only(error)).strip())
