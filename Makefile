@@ -46,6 +46,9 @@ format: $(STAMP) ## put the source into the agreed format
 bench: $(STAMP) ## measure speed and memory; prints tables
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file || exit 1; done
 
+deps: $(STAMP) ## write into dvc.yaml the code that each stage imports
+	$(BIN)/python -m pipelines.deps --write
+
 lock: ## resolve pyproject.toml anew into requirements.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --python-version 3.11 \
 	  --no-emit-index-url --no-annotate --no-header --upgrade --output-file requirements.lock

@@ -34,7 +34,9 @@ class RetrievalRun(TrainingParams, frozen=True, extra="forbid"):
     image_size: int | None = Field(
         default=None, ge=1, le=4096, description="side of the picture (384 in the paper); null: as pre-trained"
     )
-    queue_size: int = Field(default=65536, ge=1, description="teacher features kept per modality")
+    queue_size: int = Field(
+        default=65536, ge=0, description="teacher features kept per modality; 0: the batch's own only"
+    )
     momentum: float = Field(default=0.995, ge=0, le=1, description="weight of the old teacher in its moving average")
     negative_pool: Literal["local", "global"] = Field(
         default="local", description="hard negatives from this worker's batch (published) or from all workers'"

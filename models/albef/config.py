@@ -29,8 +29,15 @@ class AlbefConfig(BaseModel, frozen=True, extra="forbid"):
         0.1, ge=0, lt=1, description="Dropout of BERT: hidden states and attention probabilities"
     )
 
+    init_std: float = Field(
+        0.02,
+        gt=0,
+        le=1,
+        description="Deviation of untrained weights: 0.02 suits width 768, about 1/sqrt(width) narrow models",
+    )
+
     embed_dim: int = Field(256, ge=1, description="Width of the normalised features that ITC compares")
-    queue_size: int = Field(65536, ge=1, description="Teacher features kept per modality")
+    queue_size: int = Field(65536, ge=0, description="Teacher features kept per modality; 0: the batch's own only")
     momentum: float = Field(0.995, ge=0, le=1, description="Weight of the old teacher in its moving average")
     temperature: float = Field(0.07, gt=0, description="Initial temperature of ITC (learned)")
     temperature_min: float = Field(0.001, gt=0, description="Lower bound that the temperature is clamped to")

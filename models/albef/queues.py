@@ -10,7 +10,8 @@ NO_IMAGE = -100  # the image id of a row that no picture has filled; real ids ar
 class FeatureQueue(nn.Module):
     """Ring buffers of the newest `size` image and text features, columns of (E, K), and their image ids (K,).
 
-    They start as random unit vectors, as published. A batch may wrap around the end, and may be larger than the ring.
+    They start as random unit vectors, as published. A batch may wrap around the end, and may be larger than the ring;
+    a ring of size 0 keeps nothing, for trainings so short that old features would only tell new ones apart from old.
     """
 
     images: Tensor
@@ -29,6 +30,8 @@ class FeatureQueue(nn.Module):
     def push(self, images: Tensor, texts: Tensor, ids: Tensor | None = None) -> None:
         """Overwrite the oldest columns with features (B, E), and with image ids (B,) where the caller has them."""
         rows, size = images.shape[0], self.ids.shape[0]
+        if size == 0:
+            return
         slots = ((self.pointer + torch.arange(rows, device=self.pointer.device)) % size)[-size:]
         self.images[:, slots] = images[-size:].T.to(self.images.dtype)
         self.texts[:, slots] = texts[-size:].T.to(self.texts.dtype)

@@ -5,6 +5,8 @@ feed-forward parts are transformers' own; attention is written here, because its
 another width and be shared by several texts.
 """
 
+from functools import partial
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertConfig
@@ -17,8 +19,6 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from models.albef.config import AlbefConfig
-
-INITIALIZER_RANGE = 0.02  # BERT's
 
 
 class MultiHeadAttention(nn.Module):
@@ -169,7 +169,7 @@ class TextEncoder(nn.Module):
         super().__init__()
         self.bert = Bert(config)
         self.cls = nn.ModuleDict({"predictions": MlmPredictions(_bert_config(config))}) if mlm_head else None
-        self.apply(_initialise)
+        self.apply(partial(_initialise, config.init_std))
 
     def predict_tokens(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits (..., V) of multimodal tokens (..., Dt). RuntimeError without the MLM head."""
@@ -198,10 +198,10 @@ def _allowed(attention_mask: Tensor) -> Tensor:
     return attention_mask.bool()[:, None, None, :]  # (B, L) -> (B, 1, 1, L)
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialise(std: float, module: nn.Module) -> None:
     """BERT's start: normal weights, zero biases; torch's LayerNorm already starts at one and zero."""
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=INITIALIZER_RANGE)
+        nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear):
         nn.init.zeros_(module.bias)
     if isinstance(module, nn.Embedding) and module.padding_idx is not None:

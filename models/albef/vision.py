@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from models.albef.config import AlbefConfig
 
+TIMM_STD = 0.02  # what timm starts a ViT's weights with
+
 
 class ImageEncoder(VisionTransformer):
     """A timm ViT without classifier: pictures (B, 3, S, S) to normalised tokens (B, 1 + N, Dv), [CLS] first."""
@@ -25,6 +27,10 @@ class ImageEncoder(VisionTransformer):
             mlp_ratio=config.vision_mlp_ratio,
             norm_layer=partial(nn.LayerNorm, eps=1e-6),
         )
+        if config.init_std != TIMM_STD:
+            for module in self.blocks.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.trunc_normal_(module.weight, std=config.init_std)
         self.expected = (3, config.image_size, config.image_size)
 
     def forward(self, images: Tensor) -> Tensor:

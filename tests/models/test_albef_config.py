@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from models.albef.config import AlbefConfig
+from models.albef.model import Albef
 
 
 def test_defaults_are_the_papers() -> None:
@@ -39,3 +40,27 @@ def test_contradictions_are_named(settings: dict[str, object], named: str) -> No
 def test_config_imports_no_torch() -> None:
     code = "import sys, models.albef.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_untrained_weights_have_the_asked_deviation() -> None:
+    for std in (0.02, 0.1):
+        config = AlbefConfig(
+            image_size=32,
+            vision_width=64,
+            vision_depth=2,
+            vision_heads=2,
+            text_width=64,
+            text_layers=2,
+            fusion_layers=1,
+            text_heads=2,
+            text_intermediate=128,
+            embed_dim=16,
+            queue_size=0,
+            init_std=std,
+        )
+        model = Albef(config)
+        for weight in (
+            model.visual_encoder.blocks[1].mlp.fc1.weight,
+            model.text_encoder.bert.encoder.layer[1].crossattention.self.query.weight,
+        ):
+            assert weight.std().item() == pytest.approx(std, rel=0.1)

@@ -12,7 +12,7 @@ def test_starts_as_random_unit_vectors_of_no_image() -> None:
     assert (queue.ids == NO_IMAGE).all()
 
 
-@pytest.mark.parametrize(("size", "batch"), [(12, 4), (10, 4), (7, 3), (4, 4), (3, 5)])
+@pytest.mark.parametrize(("size", "batch"), [(12, 4), (10, 4), (7, 3), (4, 4), (3, 5), (0, 3)])
 def test_holds_the_newest_rows_whatever_the_batch(size: int, batch: int) -> None:
     queue = FeatureQueue(2, size)
     pushed = 0
@@ -26,7 +26,7 @@ def test_holds_the_newest_rows_whatever_the_batch(size: int, batch: int) -> None
         filled = queue.ids != NO_IMAGE
         assert torch.equal(queue.images[0, filled], queue.ids[filled].float())
         assert torch.equal(queue.texts[1, filled], -2.0 * queue.ids[filled])
-        assert int(queue.pointer) == pushed % size
+        assert int(queue.pointer) == (pushed % size if size else 0)
 
 
 def test_without_ids_rows_belong_to_no_image() -> None:
