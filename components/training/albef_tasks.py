@@ -46,6 +46,7 @@ class PretrainingTask:
         torch.manual_seed(params.seed)
         self.model = AlbefPretraining(self.config)
         self.data = _data(params, ShardReader(shards), shards, self.config, params.max_tokens)
+        self.weights = {"loss_itm": params.itm_weight, "loss_mlm": params.mlm_weight}
 
     def losses(
         self, model: nn.Module, images: torch.Tensor, batch: Batch, alpha: float, generator: torch.Generator
@@ -66,6 +67,7 @@ class RetrievalTask:
     def __init__(self, run: RetrievalRun, name: str, train: Path, val: Path | None, pretrained: Path) -> None:
         self.label = f"finetune.runs.{name}"
         self.run, self.val, self.pretrained = run, val, pretrained
+        self.weights = {"loss_itm": run.itm_weight}
         state, sizes = read_weights(pretrained)
         changed = {name: getattr(run, name) for name in ("queue_size", "momentum", "negative_pool", "text_dropout")}
         changed["image_size"] = run.image_size or sizes["image_size"]

@@ -63,10 +63,15 @@ class Task(Protocol):
         """What it learns from."""
         ...
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of the losses in the sum; a part that is not named weighs 1."""
+        ...
+
     def losses(
         self, model: nn.Module, images: torch.Tensor, batch: Batch, alpha: float, generator: torch.Generator
     ) -> dict[str, torch.Tensor]:
-        """The parts whose sum is minimised, scalars by name.
+        """The parts whose weighted sum is minimised, scalars by name.
 
         `model` is `self.model`, wrapped when there are workers; `images` (B, 3, S, S) float32 normalised; `generator`
         draws whatever the step draws beside dropout.
@@ -236,7 +241,7 @@ class _Run:
         self.names = tuple(parts)
         values = torch.stack([part.float() for part in parts.values()])  # (parts,)
         self.optimizer.zero_grad(set_to_none=True)
-        values.sum().backward()
+        (values * values.new_tensor(self._weights())).sum().backward()
         if params.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.wrapped.parameters(), params.clip_norm)
         for group in self.optimizer.param_groups:
@@ -253,7 +258,11 @@ class _Run:
             losses /= self.worker.world
         table = self._check(losses, step + 1)
         means = {f"train/{name}": float(mean) for name, mean in zip(self.names, table.mean(axis=0), strict=True)}
-        return {"train/loss": math.fsum(means.values()), **means}
+        weighted = (weight * mean for weight, mean in zip(self._weights(), means.values(), strict=True))
+        return {"train/loss": math.fsum(weighted), **means}
+
+    def _weights(self) -> list[float]:
+        return [self.task.weights.get(name, 1.0) for name in self.names]
 
     def _check(self, losses: torch.Tensor, stop: int) -> NDArray[np.float64]:
         """The losses (steps, parts) of the steps before `stop`; UserError for the first that is no number."""

@@ -21,6 +21,7 @@ class PretrainParams(TrainingParams, frozen=True, extra="forbid"):
     model: AlbefConfig = Field(
         default=AlbefConfig(), description="sizes; vocabulary and special ids are the tokenizer's"
     )
+    mlm_weight: float = Field(default=1.0, ge=0, le=100, description="weight of MLM in the sum; 1 in the paper (eq. 5)")
     max_tokens: int = Field(
         default=25, ge=3, le=512, description="tokens of a caption, [CLS] and [SEP] included; 25 in the published code"
     )

@@ -96,6 +96,13 @@ class TrainingParams(BaseModel, frozen=True, extra="forbid"):
     alpha: float = Field(default=0.4, ge=0, le=1, description="weight of the teacher's soft targets (ALBEF eq. 6, 7)")
     alpha_ramp: bool = Field(default=True, description="alpha rises from 0 over the first epoch (ALBEF 3.5)")
     augment: AugmentParams = Field(default=AugmentParams(), description="augmentation of training pictures")
+    itm_weight: float = Field(
+        default=1.0,
+        ge=0,
+        le=100,
+        description="weight of ITM in the sum, 1 in the paper (eq. 5): a small one lets alignment lead in short trainings: "
+        "the fusion layers learn as fast, since AdamW is blind to the scale of gradients",
+    )
     num_workers: int = Field(default=0, ge=0, le=100_000, description="training processes; 0: this process, no cluster")
     loader_workers: int = Field(
         default=0, ge=0, le=1024, description="processes that read pictures, per training process"

@@ -22,7 +22,7 @@ class Interrupted:
     def __init__(self, task, *, stop_at=None, spoil=None):
         self.inner, self.stop_at, self.spoil, self.count = task, stop_at, spoil or {}, 0
         self.label, self.model, self.data = task.label, task.model, task.data
-        self.validate, self.score = task.validate, task.score
+        self.validate, self.score, self.weights = task.validate, task.score, task.weights
 
     def losses(self, *arguments):
         if self.count == self.stop_at:

@@ -3,6 +3,7 @@
 import os
 from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ class ColourTask:
     """A loss that is a mean over the batch and draws nothing, so that workers and batch shares cannot matter."""
 
     label = "pretrain"
+    weights: ClassVar = {}
 
     def __init__(self, params, shards):
         self.data = PretrainingTask(params, shards).data
@@ -85,7 +87,7 @@ class Faulty:
     def __init__(self, inner, worker, marks):
         self.inner, self.worker, self.marks, self.count = inner, worker, marks, 0
         self.label, self.model, self.data = inner.label, inner.model, inner.data
-        self.validate, self.score = inner.validate, inner.score
+        self.validate, self.score, self.weights = inner.validate, inner.score, inner.weights
 
     def losses(self, *arguments):
         died = self.marks / "died"
