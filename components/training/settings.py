@@ -100,8 +100,8 @@ class TrainingParams(BaseModel, frozen=True, extra="forbid"):
         default=1.0,
         ge=0,
         le=100,
-        description="weight of ITM in the sum, 1 in the paper (eq. 5): a small one lets alignment lead in short trainings: "
-        "the fusion layers learn as fast, since AdamW is blind to the scale of gradients",
+        description="weight of ITM in the sum, 1 in the paper (eq. 5); a small one lets alignment lead in short runs, "
+        "and the fusion layers learn as fast, since AdamW is blind to the scale of gradients",
     )
     num_workers: int = Field(default=0, ge=0, le=100_000, description="training processes; 0: this process, no cluster")
     loader_workers: int = Field(
