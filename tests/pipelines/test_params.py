@@ -73,8 +73,8 @@ def test_overrides_are_yaml_and_win():
             ["finetune.runs.retrieval.task: data/tasks/vqa", "prepare_tasks.tasks", "allowed: data/tasks/retrieval"],
         ),
         ("evaluate.split=dev", ["evaluate.split: dev", "prepare_tasks.tasks.retrieval.splits", "train, val, test"]),
-        ("evaluate.image_size=100", ["evaluate.image_size: 100", "pretrain.model.patch_size 12"]),
-        ("finetune.runs.retrieval.image_size=100", ["finetune.runs.retrieval.image_size: 100", "patch_size 12"]),
+        ("evaluate.image_size=100", ["evaluate.image_size: 100", "pretrain.model.patch_size 16"]),
+        ("finetune.runs.retrieval.image_size=100", ["finetune.runs.retrieval.image_size: 100", "patch_size 16"]),
         ("evaluate.max_tokens=65", ["evaluate.max_tokens: 65", "pretrain.model.max_positions 64"]),
     ],
 )
