@@ -17,7 +17,7 @@ from components.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from components.io.errors import UserError
 from components.io.shards import ShardReader
 from components.training.data import Batch, PairData
-from components.training.loop import Outcome, Worker, fit
+from components.training.loop import EXPORT, Outcome, Worker, fit
 from components.training.settings import TrainingParams
 from models.albef.checkpoints import student_state_dict
 from models.albef.config import AlbefConfig
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from components.training.finetune import RetrievalRun
     from components.training.pretrain import PretrainParams
 
-EXPORT = "export"
 WEIGHTS_FILE, CONFIG_FILE, METRICS_FILE = "model.safetensors", "config.json", "metrics.json"
 
 

@@ -33,6 +33,7 @@ from components.training.settings import TrainingParams
 
 STEP_DRAWS = 3  # the random stream of a step's dropout, masks and negatives; 1 and 2 are the data's
 BEST_FILE = "best.pt"
+EXPORT = "export"  # folder in a training's storage where the first worker leaves the weights to publish
 
 
 @dataclass(frozen=True)

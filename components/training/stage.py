@@ -10,11 +10,10 @@ from typing import Any
 
 from components.io.runtime import Runtime
 from components.io.work import code_digest, input_digest, publish, stage_work
-from components.training.loop import Worker
+from components.training.loop import EXPORT, Worker
 from components.training.ray_launch import launch
 from components.training.settings import TrainingParams
 
-EXPORT = "export"
 LINEAGE_FILE = "lineage.json"
 PACKAGES = ("numpy", "pillow", "ray", "safetensors", "timm", "tokenizers", "torch", "transformers")
 # settings that change how a training runs but not what it is: they may change between a stop and the resumption
