@@ -70,10 +70,20 @@ def explain(lines: list[str]) -> str:
     if failed is None:
         return text
     status = int(failed[2])
-    if status >= 0:
+    ended_by = _signal(status)
+    if ended_by is None:
         return f"`{failed[1]}` ended with status {status}; its output is above"
-    reason = " (often for want of memory)" if -status == signal.SIGKILL else ""
-    return f"`{failed[1]}` was ended by {signal.Signals(-status).name}{reason}"
+    reason = " (often for want of memory)" if ended_by is signal.SIGKILL else ""
+    return f"`{failed[1]}` was ended by {ended_by.name}{reason}"
+
+
+def _signal(status: int) -> signal.Signals | None:
+    """The signal that ended a command, if one did: -N for the command itself, 128 + N from a shell that waited for it.
+
+    Which of the two DVC sees depends on whether the system's shell replaces itself by its last command.
+    """
+    number = -status if status < 0 else status - 128
+    return signal.Signals(number) if number in set(signal.Signals) else None
 
 
 def main(address: str) -> int:

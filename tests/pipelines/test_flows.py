@@ -82,6 +82,10 @@ def test_explain():
     lines = ["failed to reproduce 'clean'", "failed to run: vlp run clean, exited with 3"]
     assert explain(lines) == "`vlp run clean` ended with status 3; its output is above"
     assert explain(["a", "b", "a", ""]) == "a: b"
+    for status in (-9, 137):  # from a shell that became the command, and from one that waited for it
+        lines = [f"failed to run: vlp run clean, exited with {status}"]
+        assert explain(lines) == "`vlp run clean` was ended by SIGKILL (often for want of memory)"
+    assert explain(["failed to run: x, exited with 255"]) == "`x` ended with status 255; its output is above"
 
 
 def test_an_interrupt_ends_the_stage(project):
