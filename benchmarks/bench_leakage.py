@@ -25,8 +25,8 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.table import Table
 
-from components.data.hashing import hash_words, perceptual_hash, perceptual_hashes
-from components.data.neighbours import neighbours, pairs_within
+from components.data.duplicates.hashing import hash_words, perceptual_hash, perceptual_hashes
+from components.data.duplicates.neighbours import neighbours, pairs_within
 
 THRESHOLDS = (0, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 

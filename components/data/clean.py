@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from components.data.rules import CaptionParams, PictureParams
+from components.data.cleaning.rules import CaptionParams, PictureParams
 from components.io.errors import UserError
 from components.io.runtime import Runtime
 
@@ -89,8 +89,8 @@ def clean_record(
     record: dict[str, Any], params: CleanParams, outcome: Callable[..., None], changes: Counter[str]
 ) -> dict[str, Any] | None:
     """One record cleaned, or None when nothing of it is kept; calls ``outcome(row_id, status, reason, detail)``."""
-    from components.data.captions import clean_caption
-    from components.data.pictures import normalise
+    from components.data.cleaning.captions import clean_caption
+    from components.data.cleaning.pictures import normalise
     from components.io.outcomes import Reason, Status
 
     rows = list(zip(record["row_ids"], record["captions"], strict=True))

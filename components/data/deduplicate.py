@@ -52,7 +52,7 @@ def deduplicate(
 
     Raises UserError when an input's stage has not finished, or when no task has any of the evaluation splits.
     """
-    from components.data.merging import (
+    from components.data.duplicates.merging import (
         EVIDENCE_FILE,
         Files,
         hash_part,

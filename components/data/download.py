@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from components.data.formats import Format
+from components.data.sources.formats import Format
 from components.io.errors import UserError
 from components.io.runtime import Runtime
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from components.data.download_chunks import Job
+    from components.data.fetching.chunks import Job
 
 SourceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)]
 HostName = Annotated[str, StringConstraints(pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]+$", max_length=253)]
@@ -86,10 +86,10 @@ def download(params: DownloadParams, *, source: str, input: Path, raw: Path, run
     A run that was stopped goes on where it was. Raises UserError when the list cannot be read.
     """
     from components.data.corpus.server import serve
-    from components.data.download_chunks import Job, fetch_chunks
-    from components.data.download_plan import write_plan
-    from components.data.fetch import Limits
-    from components.data.sources import read_source
+    from components.data.fetching.chunks import Job, fetch_chunks
+    from components.data.fetching.http import Limits
+    from components.data.fetching.plan import write_plan
+    from components.data.sources.lists import read_source
     from components.io.progress import progress
     from components.io.work import publish, run_partition, stage_work
 
@@ -129,7 +129,7 @@ def download(params: DownloadParams, *, source: str, input: Path, raw: Path, run
 
 def _assemble(job: Job) -> Path:
     """Put the finished chunks together in a folder that only needs to be moved."""
-    from components.data.download_chunks import RECORDS_FILE
+    from components.data.fetching.chunks import RECORDS_FILE
     from components.io.outcomes import write_outcomes
     from components.io.records import FileEntry, write_manifest
     from components.io.work import DONE_FILE
@@ -153,8 +153,8 @@ def _outcomes(job: Job, results: Path) -> Iterator[pa.Table]:
     """The outcome of every row, in order; `results` is a file to use for bringing them in order."""
     import pyarrow as pa
 
-    from components.data.download_chunks import RESULT_SCHEMA, read_results
-    from components.data.download_plan import open_plan, rows_with_results
+    from components.data.fetching.chunks import RESULT_SCHEMA, read_results
+    from components.data.fetching.plan import open_plan, rows_with_results
     from components.io.outcomes import Reason, Status, outcome_schema
     from components.io.records import row_name
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from components.data.rules import CaptionParams, PictureParams
+from components.data.cleaning.rules import CaptionParams, PictureParams
 from components.io.errors import UserError
 from components.io.runtime import Runtime
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from components.data.parts import PartWriter
-    from components.data.sources import SourceRow
+    from components.data.sources.lists import SourceRow
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -194,7 +194,7 @@ class _Rows:
 
     def _read(self, folder: Path) -> Iterator[tuple[int, str, SourceRow]]:
         """Rows with their number over all annotation files and the name of theirs."""
-        from components.data.sources import read_source
+        from components.data.sources.lists import read_source
 
         start = 0
         for file in self.params.annotations or (None,):
@@ -258,8 +258,8 @@ def _record(task: str, params: TaskParams, split: Split, rows: PictureRows, part
     """The record of one picture, or None when it or all of its captions are rejected; outcomes go to `part`."""
     import hashlib
 
-    from components.data.captions import clean_caption
-    from components.data.pictures import Picture, normalise
+    from components.data.cleaning.captions import clean_caption
+    from components.data.cleaning.pictures import Picture, normalise
     from components.io.outcomes import Reason, Status
 
     picture: Picture | Reason

@@ -16,7 +16,7 @@ from components.io.runtime import Runtime
 if TYPE_CHECKING:
     import pandas as pd
 
-    from components.data.suites import Suite
+    from components.data.validation.suites import Suite
 
 RESULTS_FILE = "results.json"
 STATISTICS_FILE = "statistics.json"
@@ -79,7 +79,7 @@ def validate(
 
     Raises UserError, after all is written, when an expectation failed; and when a stage has not finished.
     """
-    from components.data.expect import run_suites
+    from components.data.validation.expect import run_suites
     from components.io.work import publish, stage_work
 
     inputs = {"raw": raw, "clean": clean, "unique": unique, "shards": shards, "tasks": tasks}
@@ -114,8 +114,8 @@ def gather(
 ) -> tuple[list[Suite], dict[str, Any]]:
     """The suites with the data frames to run them on, and the statistics by stage and source."""
     from components.data.clean import source_folders
-    from components.data.frames import count_outcomes, describe, funnel_frame, read_pictures
-    from components.data.suites import file_suite, picture_suite, row_suite
+    from components.data.validation.frames import count_outcomes, describe, funnel_frame, read_pictures
+    from components.data.validation.suites import file_suite, picture_suite, row_suite
     from components.io.progress import progress
     from components.io.records import read_manifest
 
@@ -176,7 +176,7 @@ class _Task:
     """The splits of one task."""
 
     def __init__(self, folder: Path, evaluation_splits: tuple[str, ...]) -> None:
-        from components.data.frames import read_pictures
+        from components.data.validation.frames import read_pictures
         from components.io.records import MANIFEST_FILE
 
         self.folder, self.name = folder, folder.name
@@ -202,7 +202,7 @@ class _Task:
         return pd.concat(frames, ignore_index=True)
 
     def funnel(self) -> pd.DataFrame:
-        from components.data.frames import count_outcomes, funnel_frame
+        from components.data.validation.frames import count_outcomes, funnel_frame
 
         counts = count_outcomes(self.folder, by="split")
         captions = {split: int(pictures.frame["captions"].sum()) for split, pictures in self.splits.items()}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.data.pictures import open_picture
+from components.data.cleaning.pictures import open_picture
 from components.data.tokenizer import load_tokenizer
 from components.evaluation.scoring import Texts
 from components.io.errors import UserError

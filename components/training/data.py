@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from components.data.pictures import open_picture
+from components.data.cleaning.pictures import open_picture
 from components.data.tokenizer import Tokenizer
 from components.io.errors import UserError
 from components.io.shards import ShardReader

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.captions import CaptionParams, clean_caption
+from components.data.cleaning.captions import CaptionParams, clean_caption
 from components.io.outcomes import Reason
 
 PUBLISHED = CaptionParams(web=False)

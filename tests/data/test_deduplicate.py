@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from pydantic import ValidationError
 
 from components.data.deduplicate import DeduplicateParams, deduplicate
-from components.data.duplicates import BY_HASH, BY_SHA256, DUPLICATE, HASH_SCHEMA, KEEP, LEAK, decide
+from components.data.duplicates.decide import BY_HASH, BY_SHA256, DUPLICATE, HASH_SCHEMA, KEEP, LEAK, decide
 from components.io.errors import UserError
 from components.io.outcomes import check_conservation, kept_row_ids, read_outcomes
 from components.io.records import iter_batches, read_manifest
@@ -215,7 +215,7 @@ def test_no_records(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from components.data import merging
+from components.data.duplicates import merging
 from components.data.deduplicate import DeduplicateParams, deduplicate
 from components.io import work
 from components.io.runtime import Runtime

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from components.data import download_chunks
 from components.data.download import DownloadParams, SourceParams, download
-from components.data.fetch import Fetcher
+from components.data.fetching import chunks as download_chunks
+from components.data.fetching.http import Fetcher
 from components.io.errors import UserError
 from components.io.outcomes import Reason, check_conservation, count_reasons, kept_row_ids, read_outcomes
 from components.io.records import MANIFEST_FILE, RECORD_SCHEMA, iter_batches, read_manifest, row_name
@@ -148,11 +148,11 @@ def uninterrupted(tmp_path_factory, site) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("module", "name", "times"),
     [
-        ("components.data.download_plan", "_judge", 50),
-        ("components.data.download_chunks", "_note", 1),
-        ("components.data.download_chunks", "_note", 40),
-        ("components.data.download_chunks", "_write_chunk", 3),
-        ("components.data.download_chunks", "captions_of", 10),
+        ("components.data.fetching.plan", "_judge", 50),
+        ("components.data.fetching.chunks", "_note", 1),
+        ("components.data.fetching.chunks", "_note", 40),
+        ("components.data.fetching.chunks", "_write_chunk", 3),
+        ("components.data.fetching.chunks", "captions_of", 10),
         ("components.io.outcomes", "write_outcomes", 1),
         ("components.io.records", "write_manifest", 1),
         ("components.io.work", "publish", 1),

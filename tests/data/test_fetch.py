@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from components.data.fetch import Fetched, Fetcher, Limits
-from components.data.signatures import HEAD_BYTES, picture_format
+from components.data.fetching.http import Fetched, Fetcher, Limits
+from components.data.fetching.signatures import HEAD_BYTES, picture_format
 from components.io.outcomes import Reason
 
 HOST = "corpus.test"

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from components.data.hashing import distances, hash_words, perceptual_hash, perceptual_hashes
-from components.data.neighbours import neighbours, pairs_within
-from components.data.pictures import open_picture
+from components.data.cleaning.pictures import open_picture
+from components.data.duplicates.hashing import distances, hash_words, perceptual_hash, perceptual_hashes
+from components.data.duplicates.neighbours import neighbours, pairs_within
 from tests.data.making import encoded, photo
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from components.data.pictures import Picture, PictureParams, normalise, open_picture
+from components.data.cleaning.pictures import Picture, PictureParams, normalise, open_picture
 from components.io.outcomes import Reason
 
 PARAMS = PictureParams(min_side=8)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.sources import LINE_BYTES, SourceRow, read_source
+from components.data.sources.lists import LINE_BYTES, SourceRow, read_source
 from components.io.errors import UserError
 from components.io.outcomes import Reason
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from components.data.urls import check_url, forbidden_address, parse_address
+from components.data.fetching.urls import check_url, forbidden_address, parse_address
 from components.io.outcomes import Reason
 
 

@@ -259,8 +259,8 @@ def test_contradicting_limits_are_refused() -> None:
 def test_many_bad_rows_leave_small_results_and_pages(tmp_path: Path) -> None:
     import pandas as pd
 
-    from components.data.expect import run_suites
-    from components.data.suites import picture_suite
+    from components.data.validation.expect import run_suites
+    from components.data.validation.suites import picture_suite
 
     size = 100_000
     frame = pd.DataFrame(
@@ -283,8 +283,8 @@ def test_many_bad_rows_leave_small_results_and_pages(tmp_path: Path) -> None:
 def test_an_expectation_that_cannot_be_computed_fails_and_says_so(tmp_path: Path) -> None:
     import pandas as pd
 
-    from components.data.expect import run_suites
-    from components.data.suites import picture_suite
+    from components.data.validation.expect import run_suites
+    from components.data.validation.suites import picture_suite
 
     frame = pd.DataFrame({"id": ["a"], "source": ["web"], "captions": [1]})
     results = run_suites([picture_suite("raw", frame, ValidateParams(), decoded=False)], tmp_path / "docs", examples=5)

@@ -6,7 +6,7 @@ import base64
 import io
 from dataclasses import dataclass
 
-from components.data.pictures import PictureParams, normalise, open_picture
+from components.data.cleaning.pictures import PictureParams, normalise, open_picture
 from components.io.outcomes import Reason
 
 SIDE = 240  # pixels of the longer side: twice what the page shows, for screens of double density

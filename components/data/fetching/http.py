@@ -25,8 +25,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from components.data.signatures import HEAD_BYTES, picture_format
-from components.data.urls import check_url, forbidden_address
+from components.data.fetching.signatures import HEAD_BYTES, picture_format
+from components.data.fetching.urls import check_url, forbidden_address
 from components.io.outcomes import Reason
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})

@@ -15,8 +15,8 @@ os.environ["GX_ANALYTICS_ENABLED"] = "false"
 import great_expectations as gx
 from great_expectations.core.run_identifier import RunIdentifier
 
-from components.data.docs import settle
-from components.data.suites import Suite
+from components.data.validation.docs import settle
+from components.data.validation.suites import Suite
 
 RUN = RunIdentifier(run_name="vlp", run_time=datetime(2000, 1, 1, tzinfo=UTC))  # the clock must not enter the out
 SITE = "vlp"

@@ -6,7 +6,7 @@ import html
 import re
 import unicodedata
 
-from components.data.rules import CaptionParams
+from components.data.cleaning.rules import CaptionParams
 from components.io.outcomes import Reason
 
 __all__ = ["CaptionParams", "clean_caption", "strip_web"]

@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from components.data.hashing import distances
+from components.data.duplicates.hashing import distances
 
 CANDIDATES = 1 << 19  # pairs measured at a time: 24 bytes a word of hash each
 MAX_BAND = 24  # bits: a lookup table of 2^24 entries of 8 bytes

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from components.data.neighbours import neighbours, pairs_within
+from components.data.duplicates.neighbours import neighbours, pairs_within
 
 HASH_SCHEMA = pa.schema(
     [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageFile
 
-from components.data.rules import PictureParams
+from components.data.cleaning.rules import PictureParams
 from components.io.outcomes import Reason
 
 __all__ = ["FORMATS", "Picture", "PictureParams", "normalise", "open_picture"]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.data.docs_assets import SCRIPT, STYLE
+from components.data.validation.docs_assets import SCRIPT, STYLE
 
 STATIC = "static"
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from components.data.formats import Format
-from components.data.local_sources import read_albef, read_folder, read_karpathy
-from components.data.source_rows import SourceRow, malformed_row, web_row
+from components.data.sources.formats import Format
+from components.data.sources.local import read_albef, read_folder, read_karpathy
+from components.data.sources.rows import SourceRow, malformed_row, web_row
 from components.io.errors import UserError
 
 __all__ = ["Format", "SourceRow", "read_source"]

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from components.data.source_rows import SourceRow, is_text, malformed_row
+from components.data.sources.rows import SourceRow, is_text, malformed_row
 from components.io.errors import UserError
 from components.io.outcomes import Reason
 

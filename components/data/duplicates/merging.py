@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from components.data.cleaning.pictures import open_picture
 from components.data.deduplicate import DeduplicateParams
-from components.data.duplicates import DUPLICATE, HASH_SCHEMA, KEEP, LEAK, RULES, Decisions, Ints, decide
-from components.data.hashing import perceptual_hashes
+from components.data.duplicates.decide import DUPLICATE, HASH_SCHEMA, KEEP, LEAK, RULES, Decisions, Ints, decide
+from components.data.duplicates.hashing import perceptual_hashes
 from components.data.parts import PartWriter, concatenate
-from components.data.pictures import open_picture
 from components.io.outcomes import Reason, Status
 from components.io.records import open_records
 

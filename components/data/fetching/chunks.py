@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from yarl import URL
 
-from components.data.download_plan import Target, captions_of, open_plan, targets_of
-from components.data.fetch import Fetched, Fetcher, Limits
-from components.data.signatures import HEAD_BYTES, picture_format
+from components.data.fetching.http import Fetched, Fetcher, Limits
+from components.data.fetching.plan import Target, captions_of, open_plan, targets_of
+from components.data.fetching.signatures import HEAD_BYTES, picture_format
 from components.io.outcomes import Reason
 from components.io.progress import Advance
 from components.io.records import RecordWriter, row_name

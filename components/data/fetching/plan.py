@@ -15,8 +15,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from components.data.source_rows import SourceRow
-from components.data.urls import check_url
+from components.data.fetching.urls import check_url
+from components.data.sources.rows import SourceRow
 from components.io.outcomes import Reason
 from components.io.progress import Advance
 from components.io.records import row_name

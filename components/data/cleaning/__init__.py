@@ -1,0 +1,1 @@
+"""What pictures and captions must be, and how they are made so."""

@@ -1,0 +1,1 @@
+"""Which pictures repeat or leak: the parts of the stage `deduplicate`."""

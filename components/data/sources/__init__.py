@@ -1,0 +1,1 @@
+"""Source lists in their many layouts, read row by row."""

@@ -1,0 +1,1 @@
+"""What data must be to pass the gate: the parts of the stage `validate`."""
