@@ -32,6 +32,7 @@ RECORD_SCHEMA = pa.schema(
         ("height", pa.int32()),
         ("captions", pa.list_(pa.string())),
         ("row_ids", pa.list_(pa.string())),  # as long as `captions`: the row each caption came from
+        ("coco_id", pa.int64()),  # COCO's number of this picture where the source states it: what leaks are found by
     ],
     metadata={"schema_version": str(SCHEMA_VERSION)},
 )
@@ -96,6 +97,8 @@ class RecordWriter:
             records = pa.Table.from_batches([records])
         elif not isinstance(records, pa.Table):
             records = pa.Table.from_pylist(list(records), schema=self._schema)
+        if "coco_id" in self._schema.names and "coco_id" not in records.column_names:  # written before there was one
+            records = records.append_column("coco_id", pa.nulls(records.num_rows, pa.int64()))
         self._writer.write_table(records.cast(self._schema))
         self.rows += records.num_rows
         if "captions" in records.column_names:

@@ -37,6 +37,7 @@ def record(source, first_row, data, captions, **fields):
         "height": None,
         "captions": list(captions),
         "row_ids": row_ids,
+        "coco_id": None,
         **fields,
     }
 

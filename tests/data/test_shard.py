@@ -36,6 +36,7 @@ def record(index: int) -> dict:
         "height": 48,
         "captions": captions,
         "row_ids": [row_name("demo", 10 * index + place) for place in range(len(captions))],
+        "coco_id": None,
     }
 
 

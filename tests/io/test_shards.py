@@ -24,6 +24,7 @@ def record(index: int, captions: int) -> dict:
         "height": 50,
         "captions": [f"caption {place} of {index}" for place in range(captions)],
         "row_ids": [row_name("demo", 1000 * index + place) for place in range(captions)],
+        "coco_id": None,
     }
 
 
