@@ -1,18 +1,27 @@
-"""Reading source lists: caption<TAB>url, parquet, ALBEF's JSON, Karpathy's JSON, folders of pictures with captions.
+"""Reading source lists of any layout: caption<TAB>url, parquet, the four JSON layouts, folders of pictures.
 
 Every reader yields one :class:`SourceRow` per (picture, caption) pair, in reading order, and drops nothing: what cannot
 be used comes out as a row with its `error`. Text files are UTF-8 whatever the locale. Memory does not grow with the
-number of rows of a TSV or a parquet; JSON files are read whole.
+number of rows, but for the pictures of a COCO or Visual Genome list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from components.data.sources.formats import Format
-from components.data.sources.local import read_albef, read_folder, read_karpathy
+from components.data.sources.json_lists import (
+    IMAGE_DATA_FILE,
+    layout_of,
+    read_albef,
+    read_coco,
+    read_karpathy,
+    read_visual_genome,
+)
+from components.data.sources.local import read_folder
 from components.data.sources.rows import SourceRow, malformed_row, web_row
 from components.io.errors import UserError
 
@@ -34,12 +43,16 @@ def read_source(
     url_column: str | None = None,
     caption_column: str | None = None,
     splits: tuple[str, ...] | None = None,
+    sha256_column: str | None = None,
+    names: Iterable[str] | None = None,
 ) -> Iterator[SourceRow]:
     """The rows of a source, in reading order.
 
     `path` is a list file or a folder; in a folder `list` names the list file and `images` the folder of local pictures
-    (default: the folder itself). `splits` keeps rows of these splits only (Karpathy's JSON). Raises UserError when the
-    list is missing, is not of the format, lacks a column, or is damaged in a way that leaves no rows to report.
+    (default: the folder itself; for COCO's and Visual Genome's lists: their URLs). `splits` keeps rows of these splits
+    only (Karpathy's JSON). `sha256_column` is a parquet's column of expected hashes. `names` are the files of a folder
+    whose pictures are elsewhere. Raises UserError when the list is missing, is not of the format, lacks a column, or is
+    damaged in a way that leaves no rows to report.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist: set the source's `path` to a list file or a folder")
@@ -49,14 +62,21 @@ def read_source(
     kind = _detect(file) if format == "auto" else format
     if (file.is_dir() and kind not in ("folder", "parquet")) or (kind == "folder" and not file.is_dir()):
         raise UserError(f"{file} cannot be read as `{kind}`: set `list` to a file in the folder, or another `format`")
+    if sha256_column is not None and kind != "parquet":
+        raise UserError(f"{file} is read as `{kind}`, which has no columns: remove `sha256_column` for this source")
     if splits is not None and kind != "karpathy":
         raise UserError(f"{file} is read as `{kind}`, which has no splits: remove `splits` for this source")
     if kind == "tsv":
         return _read_tsv(file)
     if kind == "parquet":
-        return _read_parquet(file, url_column, caption_column)
+        return _read_parquet(file, url_column, caption_column, sha256_column)
     if kind == "folder":
-        return read_folder(root)
+        return read_folder(root, names)
+    if kind == "coco":
+        return read_coco(file, root, local=images is not None)
+    if kind == "visual_genome":
+        beside = file.with_name(IMAGE_DATA_FILE)
+        return read_visual_genome(file, root, local=images is not None, image_data=beside if beside.is_file() else None)
     return read_albef(file, root) if kind == "albef" else read_karpathy(file, root, splits)
 
 
@@ -69,7 +89,11 @@ def _list_file(path: Path, name: str | None, format: Format) -> Path:
             raise UserError(f"{path / name} does not exist: set the source's `list` to a file in {path}")
         return path / name
     suffixes = {*LIST_SUFFIXES, ".json"} - {".txt"}
-    lists = sorted(file for file in path.iterdir() if file.is_file() and file.suffix.lower() in suffixes)
+    lists = sorted(
+        file
+        for file in path.iterdir()
+        if file.is_file() and file.suffix.lower() in suffixes and file.name != IMAGE_DATA_FILE
+    )
     if len(lists) == 1:
         return lists[0]
     if lists and not all(file.suffix.lower() == ".parquet" for file in lists):
@@ -89,10 +113,9 @@ def _detect(file: Path) -> Format:
         start = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(b"PAR1"):
         return "parquet"
-    if start.startswith(b"["):
-        return "albef"
-    if start.startswith(b"{"):
-        return "karpathy"
+    layout = layout_of(file)
+    if layout is not None:
+        return layout
     if b"\t" in start.split(b"\n", 1)[0]:
         return "tsv"
     raise UserError(f"{file} is of no format that its name or content shows: set the source's `format`")
@@ -106,37 +129,39 @@ def _read_tsv(file: Path) -> Iterator[SourceRow]:
         if stream.read(2) in (b"\xff\xfe", b"\xfe\xff"):
             raise UserError(f"{file} is UTF-16: save it as UTF-8")
         stream.seek(0)
-        for row, line in enumerate(_lines(stream)):
+        for row, (line, whole) in enumerate(_lines(stream)):
             location = f"{file.name}:{row + 1}"
-            if line is None:
-                yield malformed_row(row, location, f"longer than {LINE_BYTES} bytes")
+            if not whole:
+                yield malformed_row(row, location, f"longer than {LINE_BYTES} bytes", content=line)
                 continue
             try:
                 fields = line.decode("utf-8-sig" if row == 0 else "utf-8").split("\t")
             except UnicodeDecodeError as error:
-                yield malformed_row(row, location, f"not UTF-8 at byte {error.start}")
+                yield malformed_row(row, location, f"not UTF-8 at byte {error.start}", content=line)
                 continue
             if len(fields) != 2:
-                yield malformed_row(row, location, f"{len(fields)} field{'s' * (len(fields) > 1)}, not 2")
+                yield malformed_row(row, location, f"{len(fields)} field{'s' * (len(fields) > 1)}, not 2", content=line)
                 continue
             yield web_row(row, location, fields[1], fields[0])
 
 
-def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Lines without their ends, split at LF or CRLF alone; None for a line that is too long to hold."""
+def _lines(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """Lines without their ends, split at LF or CRLF alone; of one that is too long to hold the beginning and False."""
     while line := stream.readline(LINE_BYTES):
         if len(line) == LINE_BYTES and not line.endswith(b"\n"):
             while (rest := stream.readline(LINE_BYTES)) and not rest.endswith(b"\n"):
                 pass
-            yield None
+            yield line, False
             continue
-        yield line.removesuffix(b"\n").removesuffix(b"\r")
+        yield line.removesuffix(b"\n").removesuffix(b"\r"), True
 
 
 # -- parquet
 
 
-def _read_parquet(path: Path, url_column: str | None, caption_column: str | None) -> Iterator[SourceRow]:
+def _read_parquet(
+    path: Path, url_column: str | None, caption_column: str | None, sha256_column: str | None
+) -> Iterator[SourceRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -149,20 +174,28 @@ def _read_parquet(path: Path, url_column: str | None, caption_column: str | None
                     _column(file, names, url_column, URL_COLUMNS, "url_column"),
                     _column(file, names, caption_column, CAPTION_COLUMNS, "caption_column"),
                 ]
+                if sha256_column is not None:
+                    columns.append(_column(file, names, sha256_column, (), "sha256_column"))
                 line = 0
-                for batch in parquet.iter_batches(PARQUET_ROWS, columns=columns):
-                    urls, captions = (_text_values(batch.column(name)) for name in columns)
-                    for url, caption in zip(urls, captions, strict=True):
+                for batch in parquet.iter_batches(PARQUET_ROWS, columns=list(dict.fromkeys(columns))):
+                    for values in zip(*(_text_values(batch.column(name)) for name in columns), strict=True):
                         line += 1
-                        location = f"{file.name}:{line}"
-                        if isinstance(url, _NotText) or isinstance(caption, _NotText):
-                            yield malformed_row(row, location, "URL or caption is not text")
-                        else:
-                            yield web_row(row, location, url, caption)
+                        yield _parquet_row(row, f"{file.name}:{line}", columns, values)
                         row += 1
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"{file} is not a whole parquet file ({reason}): get it again") from None
+
+
+def _parquet_row(row: int, location: str, columns: list[str], values: tuple[str | _NotText | None, ...]) -> SourceRow:
+    texts = [value for value in values if not isinstance(value, _NotText)]
+    if len(texts) < len(values):
+        content = {
+            name: value.value if isinstance(value, _NotText) else value
+            for name, value in zip(columns, values, strict=True)
+        }
+        return malformed_row(row, location, "URL, caption or sha256 is not text", content=content)
+    return web_row(row, location, *texts)
 
 
 def _column(file: Path, names: list[str], wanted: str | None, usual: tuple[str, ...], key: str) -> str:
@@ -176,8 +209,11 @@ def _column(file: Path, names: list[str], wanted: str | None, usual: tuple[str, 
     raise UserError(f"{file} has no column {what}: set `{key}` to one of {', '.join(names)}")
 
 
+@dataclass(frozen=True, slots=True)
 class _NotText:
     """A value that is there but is no text."""
+
+    value: Any
 
 
 def _text_values(column: Any) -> Iterator[str | _NotText | None]:
@@ -193,6 +229,6 @@ def _text_values(column: Any) -> Iterator[str | _NotText | None]:
             try:
                 yield value.decode("utf-8")
             except UnicodeDecodeError:
-                yield _NotText()
+                yield _NotText(value)
         else:
-            yield None if value is None else _NotText()
+            yield None if value is None else _NotText(value)

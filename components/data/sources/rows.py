@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.io.outcomes import Reason
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+CONTENT_CHARACTERS = 2000  # of a malformed row, kept for the person who mends the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,9 @@ class SourceRow:
     error: Reason | None
     name: str | None = None  # of a local picture: its name within the images folder, with "/"
     note: str = ""  # what exactly is wrong, when `error` is set
+    sha256: str | None = None  # what the picture's bytes must have, hex, where the list says so
+    coco_id: int | None = None  # COCO's number of the picture, where the list says so
+    content: str | None = None  # what stands there instead, when the row is malformed
 
 
 def is_text(value: Any) -> bool:
@@ -40,12 +48,27 @@ def is_text(value: Any) -> bool:
     return True
 
 
-def web_row(row: int, location: str, url: str | None, caption: str | None) -> SourceRow:
+def web_row(row: int, location: str, url: str | None, caption: str | None, sha256: str | None = None) -> SourceRow:
     """A row of a list of URLs; an empty caption is a caption, an empty URL is none."""
     error = Reason.MISSING_CAPTION if caption is None else None if url and url.strip() else Reason.MISSING_URL
-    return SourceRow(row, location, url or None, None, caption, None, error)
+    if sha256 is not None:
+        sha256 = sha256.strip().lower()
+        if error is None and SHA256.fullmatch(sha256) is None:
+            return malformed_row(row, location, "its sha256 is not 64 hexadecimal digits", content=sha256)
+    return SourceRow(row, location, url or None, None, caption, None, error, sha256=sha256)
 
 
-def malformed_row(row: int, location: str, note: str, split: str | None = None) -> SourceRow:
-    """A row that is not what the list's format promises."""
-    return SourceRow(row, location, None, None, None, split, Reason.MALFORMED_ROW, note=note)
+def malformed_row(row: int, location: str, note: str, split: str | None = None, content: Any = None) -> SourceRow:
+    """A row that is not what the list's format promises; `content` is what stands there, of whatever type."""
+    return SourceRow(row, location, None, None, None, split, Reason.MALFORMED_ROW, note=note, content=_shown(content))
+
+
+def _shown(content: Any) -> str | None:
+    """The beginning of anything as text that UTF-8 can hold; bytes and surrogates that it cannot stand escaped."""
+    if content is None:
+        return None
+    if isinstance(content, bytes):
+        return content[: 4 * CONTENT_CHARACTERS].decode("utf-8", "backslashreplace")[:CONTENT_CHARACTERS]
+    if not isinstance(content, str):
+        content = json.dumps(content, ensure_ascii=False, default=repr)
+    return content[:CONTENT_CHARACTERS].encode("utf-8", "backslashreplace").decode("utf-8")
