@@ -1,5 +1,6 @@
 """The sizes and constants of ALBEF, checked. No torch here, so that parameters can be validated quickly."""
 
+import json
 from typing import Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
@@ -90,3 +91,59 @@ class AlbefConfig(BaseModel, frozen=True, extra="forbid"):
             if token >= self.vocab_size:
                 raise ValueError(f"{name}={token} must be below vocab_size={self.vocab_size}")
         return self
+
+
+Sharing = Literal["all", "cross_attention", "key_value", "none"]
+SHARING = (
+    "What the two blocks of a fusion layer share (table 7): everything, the cross-attention layers (the paper), their "
+    "keys and values alone (the published code), or nothing"
+)
+
+
+class EntailmentConfig(AlbefConfig, frozen=True, extra="forbid"):
+    """ALBEF with a class head on [CLS]: visual entailment (§5)."""
+
+    task: Literal["entailment"] = Field("entailment", description="What the model does")
+    classes: int = Field(3, ge=2, description="Classes: contradiction, neutral, entailment")
+
+
+class VqaConfig(AlbefConfig, frozen=True, extra="forbid"):
+    """ALBEF with an answer decoder (§5)."""
+
+    task: Literal["vqa"] = Field("vqa", description="What the model does")
+    decoder_layers: int = Field(6, ge=1, description="Layers of the answer decoder")
+
+
+class Nlvr2Config(AlbefConfig, frozen=True, extra="forbid"):
+    """ALBEF over two pictures: each fusion layer is two blocks, one for each picture (§5)."""
+
+    task: Literal["nlvr2"] = Field("nlvr2", description="What the model does")
+    sharing: Sharing = Field("key_value", description=SHARING)
+
+
+class TextAssignmentConfig(AlbefConfig, frozen=True, extra="forbid"):
+    """The same while it learns to which of two pictures a text belongs (§5, appendix A)."""
+
+    task: Literal["assign_text"] = Field("assign_text", description="What the model does")
+    sharing: Sharing = Field("key_value", description=SHARING)
+
+
+TASK_CONFIGS: dict[str, type[AlbefConfig]] = {
+    "entailment": EntailmentConfig,
+    "vqa": VqaConfig,
+    "nlvr2": Nlvr2Config,
+    "assign_text": TextAssignmentConfig,
+}
+
+
+def parse_config(text: str) -> AlbefConfig:
+    """The config of a weights folder's ``config.json``; its `task` says of which class, none means ITC and ITM.
+
+    Raises pydantic's ValidationError for anything else.
+    """
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    task = content.get("task") if isinstance(content, dict) else None
+    return TASK_CONFIGS.get(task if isinstance(task, str) else "", AlbefConfig).model_validate_json(text)

@@ -1,6 +1,7 @@
 """The momentum teacher: an exponential moving average of the student's towers (ALBEF §3.3)."""
 
 import torch
+from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from models.albef.config import AlbefConfig
@@ -16,14 +17,17 @@ def make_teacher(student: Towers, config: AlbefConfig) -> Towers:
 
 
 @torch.no_grad()
-def copy_student(teacher: Towers, student: Towers) -> None:
+def copy_student(teacher: nn.Module, student: nn.Module) -> None:
     """Set the teacher to the student."""
     update_teacher(teacher, student, momentum=0.0)
 
 
 @torch.no_grad()
-def update_teacher(teacher: Towers, student: Towers, momentum: float) -> None:
-    """One step of the average, in place: teacher = momentum * teacher + (1 - momentum) * student."""
+def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
+    """One step of the average, in place: teacher = momentum * teacher + (1 - momentum) * student.
+
+    The teacher's parameters are the student's of the same names, or some of them.
+    """
     weights = dict(student.named_parameters())
     names, averages = zip(*teacher.named_parameters(), strict=True)
     average = get_ema_multi_avg_fn(momentum)  # type: ignore[no-untyped-call]

@@ -5,8 +5,11 @@ feed-forward parts are transformers' own; attention is written here, because its
 another width and be shared by several texts.
 """
 
+import math
+from collections.abc import Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertConfig
@@ -27,7 +30,8 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, width: int, context_width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.dropout = dropout
+        self.fused_attn = True  # False: the probabilities exist and pass through `attn_drop`, as in timm's attention
+        self.attn_drop = nn.Dropout(dropout)
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(context_width, width)
         self.value = nn.Linear(context_width, width)
@@ -46,8 +50,14 @@ class MultiHeadAttention(nn.Module):
         value = self._split(self.value(context))
         if context_rows is not None:
             key, value = key[context_rows], value[context_rows]  # (B, H, N, D/H)
-        dropout = self.dropout if self.training else 0.0
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        if self.fused_attn:
+            dropout = self.attn_drop.p if self.training else 0.0
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        else:
+            scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])  # (B, H, L, N)
+            if mask is not None:
+                scores = scores.masked_fill(~mask, -torch.inf)
+            attended = self.attn_drop(scores.softmax(dim=-1)) @ value
         return attended.transpose(1, 2).flatten(2)  # (B, L, D)
 
     def _split(self, projected: Tensor) -> Tensor:
@@ -74,41 +84,49 @@ class AttentionBlock(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """Self-attention, in fusion layers cross-attention to the image, then the MLP."""
+    """Self-attention, in fusion layers cross-attention to a context (the image's tokens), then the MLP."""
 
-    def __init__(self, bert: BertConfig, image_width: int | None) -> None:
+    def __init__(self, bert: BertConfig, context_width: int | None) -> None:
         super().__init__()
         self.attention = AttentionBlock(bert, bert.hidden_size)
-        if image_width is not None:
-            self.crossattention = AttentionBlock(bert, image_width)
+        if context_width is not None:
+            self.crossattention = AttentionBlock(bert, context_width)
         self.intermediate = BertIntermediate(bert)
         self.output = BertOutput(bert)
 
     def forward(
-        self, hidden: Tensor, mask: Tensor, image_tokens: Tensor | None = None, image_rows: Tensor | None = None
+        self,
+        hidden: Tensor,
+        mask: Tensor,
+        context: Tensor | None = None,
+        context_rows: Tensor | None = None,
+        context_mask: Tensor | None = None,
     ) -> Tensor:
-        """(B, L, D) to (B, L, D). `image_tokens` (C, 1 + N, Dv) belong to fusion layers alone."""
+        """(B, L, D) to (B, L, D). `context` (C, N, Dc) belongs to fusion layers alone; the rest as in attention."""
         hidden = self.attention(hidden, hidden, mask)
-        if image_tokens is not None:
-            hidden = self.crossattention(hidden, image_tokens, context_rows=image_rows)
+        if context is not None:
+            hidden = self.crossattention(hidden, context, context_mask, context_rows)
         out: Tensor = self.output(self.intermediate(hidden), hidden)
         return out
 
 
 class Bert(nn.Module):
-    """The embeddings and all layers, text-only ones first."""
+    """The embeddings and all layers, text-only ones first.
 
-    def __init__(self, config: AlbefConfig) -> None:
+    `contexts` gives each layer's width of context, None for text-only layers; by default ALBEF's text encoder, whose
+    last layers attend to the image.
+    """
+
+    def __init__(self, config: AlbefConfig, contexts: Sequence[int | None] | None = None) -> None:
         super().__init__()
         bert = _bert_config(config)
-        self.text_only_layers = config.text_only_layers
+        if contexts is None:
+            contexts = [None] * config.text_only_layers + [config.vision_width] * config.fusion_layers
+        self.text_only_layers = list(contexts).count(None)
         self.max_positions = config.max_positions
         self.embeddings = BertEmbeddings(bert)
         self.encoder = nn.Module()
-        self.encoder.layer = nn.ModuleList(
-            BertLayer(bert, None if i < config.text_only_layers else config.vision_width)
-            for i in range(config.text_layers)
-        )
+        self.encoder.layer = nn.ModuleList(BertLayer(bert, width) for width in contexts)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Text tokens (B, L, Dt) of token ids (B, L) int64; `attention_mask` (B, L) is 1 at tokens and 0 at padding.
@@ -123,8 +141,8 @@ class Bert(nn.Module):
         if input_ids.shape[1] > self.max_positions:
             raise ValueError(f"{input_ids.shape[1]} tokens are more than max_positions={self.max_positions}")
         hidden: Tensor = self.embeddings(input_ids)
-        mask = _allowed(attention_mask)
-        for layer in self._layers()[: self.text_only_layers]:
+        mask = allowed(attention_mask)
+        for layer in self.layers[: self.text_only_layers]:
             hidden = layer(hidden, mask)
         return hidden
 
@@ -137,13 +155,15 @@ class Bert(nn.Module):
         """
         if image_rows is None and image_tokens.shape[0] != text_tokens.shape[0]:
             raise ValueError(f"{text_tokens.shape[0]} texts against {image_tokens.shape[0]} pictures: give image_rows")
-        mask = _allowed(attention_mask)
+        mask = allowed(attention_mask)
         hidden = text_tokens
-        for layer in self._layers()[self.text_only_layers :]:
+        for layer in self.layers[self.text_only_layers :]:
             hidden = layer(hidden, mask, image_tokens, image_rows)
         return hidden
 
-    def _layers(self) -> nn.ModuleList:
+    @property
+    def layers(self) -> nn.ModuleList:
+        """All layers in order."""
         layers = self.encoder.layer
         assert isinstance(layers, nn.ModuleList)
         return layers
@@ -163,11 +183,13 @@ class MlmPredictions(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """`bert`, and with `mlm_head` the vocabulary head `cls.predictions`."""
+    """`bert`, and with `mlm_head` the vocabulary head `cls.predictions`. `contexts` as in `Bert`."""
 
-    def __init__(self, config: AlbefConfig, *, mlm_head: bool) -> None:
+    def __init__(
+        self, config: AlbefConfig, *, mlm_head: bool = False, contexts: Sequence[int | None] | None = None
+    ) -> None:
         super().__init__()
-        self.bert = Bert(config)
+        self.bert = Bert(config, contexts)
         self.cls = nn.ModuleDict({"predictions": MlmPredictions(_bert_config(config))}) if mlm_head else None
         self.apply(partial(_initialise, config.init_std))
 
@@ -194,8 +216,9 @@ def _bert_config(config: AlbefConfig) -> BertConfig:
     )
 
 
-def _allowed(attention_mask: Tensor) -> Tensor:
-    return attention_mask.bool()[:, None, None, :]  # (B, L) -> (B, 1, 1, L)
+def allowed(attention_mask: Tensor) -> Tensor:
+    """Which keys any query may see: (B, L), 1 at tokens, to boolean (B, 1, 1, L)."""
+    return attention_mask.bool()[:, None, None, :]
 
 
 def _initialise(std: float, module: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """The image encoder: a ViT with a [CLS] token (ALBEF §3.1). timm's names are those of the published checkpoints."""
 
+import math
 from functools import partial
 
 import torch
@@ -41,13 +42,34 @@ class ImageEncoder(VisionTransformer):
         return tokens
 
 
-def resize_position_embeddings(pos_embed: Tensor, tokens: int) -> Tensor:
-    """Position embeddings (1, 1 + n, D) of a square grid, resized to (1, tokens, D) for another resolution.
+def resize_position_embeddings(
+    pos_embed: Tensor,
+    tokens: int | None = None,
+    *,
+    grid: tuple[int, int] | None = None,
+    old_grid: tuple[int, int] | None = None,
+    prefix_tokens: int = 1,
+) -> Tensor:
+    """Position embeddings (1, P + h * w, D) resized for another resolution, to (1, P + H * W, D).
 
-    Bicubic without antialiasing, as in the published code; the [CLS] position is kept.
+    `grid` is (H, W) in patches; or `tokens` in all, for a square one. `old_grid` is (h, w), square if left out. The
+    positions of the P `prefix_tokens` ([CLS], DeiT's distillation token) are kept. Bicubic without antialiasing, as in
+    the published code. Raises ValueError where a grid that should be square isn't, or the numbers do not add up.
     """
-    side = int((tokens - 1) ** 0.5)
-    if side * side != tokens - 1:
-        raise ValueError(f"{tokens} tokens are not one [CLS] and a square grid of patches")
-    resized: Tensor = resample_abs_pos_embed(pos_embed, [side, side], num_prefix_tokens=1, antialias=False)
+    if grid is None:
+        grid = _square((tokens or pos_embed.shape[1]) - prefix_tokens, prefix_tokens)
+    if old_grid is None:
+        old_grid = _square(pos_embed.shape[1] - prefix_tokens, prefix_tokens)
+    if old_grid[0] * old_grid[1] + prefix_tokens != pos_embed.shape[1]:
+        raise ValueError(f"{pos_embed.shape[1]} positions are not {prefix_tokens} and a grid of {old_grid}")
+    resized: Tensor = resample_abs_pos_embed(
+        pos_embed, list(grid), old_size=list(old_grid), num_prefix_tokens=prefix_tokens, antialias=False
+    )
     return resized
+
+
+def _square(patches: int, prefix_tokens: int) -> tuple[int, int]:
+    side = math.isqrt(max(patches, 0))
+    if side * side != patches or not side:
+        raise ValueError(f"{patches + prefix_tokens} tokens are not {prefix_tokens} and a square grid of patches")
+    return side, side
