@@ -34,7 +34,8 @@ def smaller(image):
 
 
 def cleaned(source, row, image, captions, **options):
-    return record(source, row, encoded(image, **options), captions, width=image.width, height=image.height)
+    sizes = {"width": image.width, "height": image.height}
+    return record(source, row, encoded(image, **options), captions, url=f"http://{source}.test/{row}.jpg", **sizes)
 
 
 def inputs(folder):
@@ -123,7 +124,7 @@ def test_what_becomes_of_each_row(tmp_path):
     # equal bytes stand in both splits: the first by name is named
     assert evidence[web(16)] == {
         **{"row_id": web(16), "id": web(16), "reason": "leak_exact", "matched_id": "retrieval/000000002"},
-        **{**leak, "matched_split": "test"},
+        **{**leak, "matched_split": "test", "name": None, "via": None},
     }
     smaller_leak, mirrored_leak = evidence[web(18)], evidence[web(19)]
     assert (smaller_leak["matched_id"], smaller_leak["rule"]) == ("retrieval/000000001", "hash")
@@ -182,7 +183,7 @@ def test_rules_by_parameter(tmp_path):
 def test_other_hash_sizes(tmp_path, hash_size):
     inputs(tmp_path)
     near = hash_size**2 // 20
-    _, reasons, _ = run(tmp_path, hash_size=hash_size, max_distance=near, leak_distance=near)
+    _, reasons, _ = run(tmp_path, hash_size=hash_size, max_distance=near, leak_distance=near, leak_crop_distance=near)
     assert reasons[web(10)] == "duplicate_near"
     assert reasons[web(18)] == "leak_near"
 
@@ -215,27 +216,28 @@ def test_no_records(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from components.data.duplicates import merging
+from components.data.duplicates import hash_parts, merging
 from components.data.deduplicate import DeduplicateParams, deduplicate
 from components.io import work
 from components.io.runtime import Runtime
 
 work.code_digest = lambda: "this code"
 folder, name, calls = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-whole = getattr(merging, name)
+module = hash_parts if name == "_hashes" else merging
+whole = getattr(module, name)
 def until(*given, **named):
     global calls
     calls -= 1
     if calls < 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(*given, **named)
-setattr(merging, name, until)
+setattr(module, name, until)
 deduplicate(DeduplicateParams(), clean=folder / "clean", tasks=folder / "tasks", unique=folder / "resumed",
             runtime=Runtime(processes=1, work=folder / "work"))
 """
 
 
-@pytest.mark.parametrize(("at", "calls"), [("_hash_row", 7), ("decide", 0), ("_keep", 5)])
+@pytest.mark.parametrize(("at", "calls"), [("_hashes", 7), ("decide", 0), ("_keep", 5)])
 def test_killed_and_resumed(tmp_path, at, calls, monkeypatch):
     monkeypatch.setattr("components.io.work.code_digest", lambda: "this code")  # though it be edited meanwhile
     inputs(tmp_path)

@@ -22,11 +22,18 @@ HASH_SCHEMA = pa.schema(
         ("bytes", pa.int64()),
         ("hash", pa.binary()),  # null: not enough detail, or not asked for
         ("mirrored", pa.binary()),  # hash of the mirror image; null likewise
+        # of protected pictures alone
+        ("crops", pa.binary()),  # hashes of crops, one after the other
+        ("task", pa.string()),  # null for the set's own pictures
+        ("split", pa.string()),
+        ("names", pa.list_(pa.string())),
+        # of the set's own pictures alone
+        ("named", pa.int64()),  # place of its name among the protected ones; null where it bears none
     ]
 )
 KEEP, LEAK, DUPLICATE = 0, 1, 2
-BY_SHA256, BY_HASH, BY_MIRRORED_HASH = 0, 1, 2
-RULES = ("sha256", "hash", "mirrored_hash")
+BY_SHA256, BY_HASH, BY_MIRRORED_HASH, BY_CROPPED_HASH, BY_NAME = range(5)
+RULES = ("sha256", "hash", "mirrored_hash", "cropped_hash", "name")
 
 Ints = NDArray[np.int64]
 
@@ -36,54 +43,87 @@ class Decisions:
     """What becomes of each of n pictures."""
 
     action: Ints  # (n,) KEEP, LEAK or DUPLICATE
-    match: Ints  # (n,) row of the evaluation pictures (LEAK) or of the kept picture (DUPLICATE); -1 for KEEP
+    # (n,) of a DUPLICATE the row of the kept picture; of a LEAK the row of the evaluation picture, or their number plus
+    # the row of the own picture that leaks by bytes or name and that this one is like; -1 for KEEP and BY_NAME
+    match: Ints
     rule: Ints  # (n,) BY_..., -1 for KEEP
-    distance: Ints  # (n,) bits, 0 for equal bytes; -1 for KEEP
+    distance: Ints  # (n,) bits, 0 for equal bytes and names; -1 for KEEP
 
 
 def decide(
-    pictures: pa.Table, evaluation: pa.Table, *, exact: bool, max_distance: int | None, leak_distance: int | None
+    pictures: pa.Table,
+    evaluation: pa.Table,
+    *,
+    exact: bool,
+    max_distance: int | None,
+    leak_distance: int | None,
+    crop_distance: int | None = None,
 ) -> Decisions:
     """Judge `pictures` (HASH_SCHEMA) against `evaluation` (same schema) and among themselves.
 
-    Leaks first: equal sha256, else a hash at most `leak_distance` bits from that of an evaluation picture or of its
-    mirror image (the nearest one is named). Of the rest, duplicates give way to the best picture: more pixels, then
-    more bytes, then the lower id. Best first, each picture that has not given way keeps its place and takes in those
-    with its sha256 (`exact`) and those at most `max_distance` bits away (which takes in equal bytes too). So every
-    picture removed is that near to the one kept for it: likeness is not handed on along a chain.
+    Leaks first: equal sha256; else a protected name; else a hash at most `leak_distance` bits from that of a protected
+    picture or of its mirror image, or at most `crop_distance` bits from that of one of its crops (the nearest picture
+    is named, by the simplest rule). Protected are the evaluation pictures and own ones that leak by bytes or name.
 
-    A distance of None leaves the perceptual rule out.
+    Of the rest, duplicates give way to the best picture: more pixels, then more bytes, then the lower id. Best first,
+    each picture that has not given way keeps its place and takes in those with its sha256 (`exact`) and those at most
+    `max_distance` bits away (which takes in equal bytes too). So every picture removed is that near to the one kept for
+    it: likeness is not handed on along a chain.
+
+    A distance of None leaves that perceptual rule out.
     """
     count = len(pictures)
     found = Decisions(*(np.full(count, value, np.int64) for value in (KEEP, -1, -1, -1)))
-    _find_leaks(found, pictures, evaluation, leak_distance)
+    _find_leaks(found, pictures, evaluation, {BY_HASH: leak_distance, BY_CROPPED_HASH: crop_distance})
     _find_duplicates(found, pictures, exact, max_distance)
     return found
 
 
-def _settle(found: Decisions, rows: Ints, action: int, match: Ints, rule: Ints | int, distance: Ints | int) -> None:
+def _settle(
+    found: Decisions, rows: Ints, action: int, match: Ints | int, rule: Ints | int, distance: Ints | int
+) -> None:
     found.action[rows], found.match[rows], found.rule[rows], found.distance[rows] = action, match, rule, distance
 
 
-def _find_leaks(found: Decisions, pictures: pa.Table, evaluation: pa.Table, leak_distance: int | None) -> None:
-    first = pc.index_in(pictures["sha256"], value_set=evaluation["sha256"].combine_chunks())
-    same = first.fill_null(-1).to_numpy().astype(np.int64)
-    rows = np.flatnonzero(same >= 0)
-    _settle(found, rows, LEAK, same[rows], BY_SHA256, 0)
-    if leak_distance is None:
-        return
+def _find_leaks(found: Decisions, pictures: pa.Table, evaluation: pa.Table, limits: dict[int, int | None]) -> None:
+    _find_equal(found, pictures, evaluation["sha256"], 0)
+    named = pc.is_valid(pictures["named"]).to_numpy().astype(bool)
+    _settle(found, np.flatnonzero(named & (found.action == KEEP)), LEAK, -1, BY_NAME, 0)
+    own = np.flatnonzero(found.action == LEAK)
+    protected = pa.concat_tables([evaluation, pictures.take(own)])
+    place = np.concatenate([np.arange(len(evaluation)), len(evaluation) + own])  # what `match` says
+    _find_equal(found, pictures, protected["sha256"].slice(len(evaluation)), place[len(evaluation) :])
+
     hashed, words = _words(pictures, "hash")
+    left_over = found.action[hashed] == KEEP
+    hashed, words = hashed[left_over], words[left_over]
     candidates: list[tuple[Ints, Ints, Ints, Ints]] = []
-    for rule, column in ((BY_HASH, "hash"), (BY_MIRRORED_HASH, "mirrored")):
-        shown, queries = _words(evaluation, column)
-        left, right, apart = neighbours(queries, words, leak_distance)
-        candidates.append((hashed[right], apart, np.full(len(left), rule), shown[left]))
-    row, apart, rule_of, shown_row = (np.concatenate(column) for column in zip(*candidates, strict=True))
-    order = np.lexsort((shown_row, rule_of, apart, row))
+    for rule, column, limit in (
+        (BY_HASH, "hash", limits[BY_HASH]),
+        (BY_MIRRORED_HASH, "mirrored", limits[BY_HASH]),
+        (BY_CROPPED_HASH, "crops", limits[BY_CROPPED_HASH]),
+    ):
+        if limit is None:
+            continue
+        shown, queries = _words(protected, column, words.shape[1])
+        left, right, apart = neighbours(queries, words, limit)
+        candidates.append((hashed[right], apart, np.full(len(left), rule), place[shown[left]]))
+    if not candidates:
+        return
+    row, apart, rule_of, match = (np.concatenate(column) for column in zip(*candidates, strict=True))
+    # a crop is hashed a few bits off, so that the plain rules name the match where they apply
+    order = np.lexsort((match, rule_of, apart, rule_of == BY_CROPPED_HASH, row))
     row, nearest = np.unique(row[order], return_index=True)
-    nearest = order[nearest[found.action[row] == KEEP]]
-    row = row[found.action[row] == KEEP]
-    _settle(found, row, LEAK, shown_row[nearest], rule_of[nearest], apart[nearest])
+    nearest = order[nearest]
+    _settle(found, row, LEAK, match[nearest], rule_of[nearest], apart[nearest])
+
+
+def _find_equal(found: Decisions, pictures: pa.Table, sha256: pa.ChunkedArray, place: Ints | int) -> None:
+    """Settle what has not been settled and has one of these sha256 as a leak; `place` is what to match them with."""
+    first = pc.index_in(pictures["sha256"], value_set=sha256.combine_chunks()).fill_null(-1).to_numpy().astype(np.int64)
+    rows = np.flatnonzero((first >= 0) & (found.action == KEEP))
+    match = first[rows] if isinstance(place, int) else place[first[rows]]
+    _settle(found, rows, LEAK, match, BY_SHA256, 0)
 
 
 def _find_duplicates(found: Decisions, pictures: pa.Table, exact: bool, max_distance: int | None) -> None:
@@ -158,11 +198,14 @@ def _ranks(pictures: pa.Table) -> Ints:
     return rank
 
 
-def _words(pictures: pa.Table, column: str) -> tuple[Ints, NDArray[np.uint64]]:
-    """The rows that have a hash, (m,), and the hashes, (m, words)."""
+def _words(pictures: pa.Table, column: str, words: int | None = None) -> tuple[Ints, NDArray[np.uint64]]:
+    """The row of each hash, (m,), and the hashes, (m, words).
+
+    Where `words` is given a row may hold several hashes; otherwise their length is that of the first.
+    """
     hashes = pictures[column].combine_chunks()
     rows = np.flatnonzero(pc.is_valid(hashes).to_numpy(zero_copy_only=False))
-    packed = hashes.drop_null()
-    joined = b"".join(packed.to_pylist())
-    length = len(joined) // max(1, len(rows))
-    return rows, np.frombuffer(joined, np.uint64).reshape(len(rows), length // 8 or 1)
+    packed = hashes.drop_null().to_pylist()
+    width = words or (len(packed[0]) // 8 if packed else 1)
+    flat = np.frombuffer(b"".join(packed), np.uint64).reshape(-1, width)
+    return np.repeat(rows, [len(each) // (8 * width) for each in packed]), flat

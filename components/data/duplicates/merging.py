@@ -1,4 +1,4 @@
-"""The three steps of `deduplicate` over record files: hash each, plan for all, write each."""
+"""The last steps of `deduplicate`: plan for all pictures, by their hashes and names, then write each record file."""
 
 from __future__ import annotations
 
@@ -11,16 +11,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.data.cleaning.pictures import open_picture
 from components.data.deduplicate import DeduplicateParams
-from components.data.duplicates.decide import DUPLICATE, HASH_SCHEMA, KEEP, LEAK, RULES, Decisions, Ints, decide
-from components.data.duplicates.hashing import perceptual_hashes
+from components.data.duplicates.decide import (
+    BY_NAME,
+    BY_SHA256,
+    DUPLICATE,
+    HASH_SCHEMA,
+    KEEP,
+    LEAK,
+    RULES,
+    Decisions,
+    Ints,
+    decide,
+)
+from components.data.duplicates.hash_parts import HASHES_FILE, NAMES_SCHEMA
+from components.data.duplicates.protected import PROTECTED_FILE
 from components.data.parts import PartWriter, concatenate
 from components.io.outcomes import Reason, Status
 from components.io.records import open_records
 
 BATCH = 64  # records at a time
-HASHES_FILE = "hashes.parquet"
 EVIDENCE_FILE = "evidence.parquet"
 EVIDENCE_SCHEMA = pa.schema(
     [
@@ -28,17 +38,22 @@ EVIDENCE_SCHEMA = pa.schema(
         ("id", pa.string()),  # the record that the row came in
         ("reason", pa.string()),
         ("matched_id", pa.string()),  # the evaluation picture, or the picture kept instead
-        ("matched_task", pa.string()),  # null where that is not an evaluation picture
+        ("matched_task", pa.string()),  # or list; null where that is not an evaluation picture
         ("matched_split", pa.string()),
-        ("rule", pa.string()),  # sha256, hash, mirrored_hash; caption: the same caption again within one record
+        # sha256, hash, mirrored_hash, cropped_hash; coco, visual_genome, flickr, nlvr2, url: by that name;
+        # caption: the same caption again within one record
+        ("rule", pa.string()),
         ("distance", pa.int32()),  # bits
+        ("name", pa.string()),  # the protected name that the picture bears, or that `via` bears
+        ("via", pa.string()),  # the record, itself a leak by bytes or name, that this one is like
     ]
 )
+FOUND = ("matched_id", "matched_task", "matched_split", "rule", "distance", "name", "via")
 PLAN_SCHEMA = pa.schema(
     [
         ("record", pa.int64()),  # row within its file
         ("reasons", pa.list_(pa.string())),  # per row of the record; null where the record is kept
-        *(EVIDENCE_SCHEMA.field(name) for name in ("matched_id", "matched_task", "matched_split", "rule", "distance")),
+        *(EVIDENCE_SCHEMA.field(name) for name in FOUND),
         ("captions", pa.list_(pa.string())),  # that a kept record takes over
         ("row_ids", pa.list_(pa.string())),
     ]
@@ -47,33 +62,12 @@ PLAN_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Files:
-    """Record files and, in the same order, the folders with their hashes."""
+    """Record files and, in the same order, the folders with their hashes; and what is known of protected pictures."""
 
     clean: Sequence[Path]
-    evaluation: Sequence[Path]  # tasks/TASK/SPLIT/records-*.arrow
-    hashes: Sequence[Path]  # of `clean`, then of `evaluation`
-
-
-def hash_part(params: DeduplicateParams, file: Path, folder: Path) -> dict[str, Any]:
-    """Hash the pictures of one record file into ``hashes.parquet`` (HASH_SCHEMA)."""
-    with pq.ParquetWriter(folder / HASHES_FILE, HASH_SCHEMA) as writer:
-        for batch in open_records(file).select(["id", "sha256", "image"]).to_batches(max_chunksize=BATCH):
-            rows = [_hash_row(record, params) for record in batch.to_pylist()]
-            writer.write_table(pa.Table.from_pylist(rows, schema=HASH_SCHEMA))
-    return {}
-
-
-def _hash_row(record: dict[str, Any], params: DeduplicateParams) -> dict[str, Any]:
-    image = open_picture(record["image"])
-    hashed, mirrored = (perceptual_hashes(image, params.hash_size) if params.near else None) or (None, None)
-    return {
-        "id": record["id"],
-        "sha256": record["sha256"],
-        "pixels": image.width * image.height,
-        "bytes": len(record["image"]),
-        "hash": hashed,
-        "mirrored": mirrored if params.mirror else None,
-    }
+    hashes: Sequence[Path]
+    known: Sequence[Path]  # folders with the hashes of protected pictures
+    names: Path  # the folder with ``protected.parquet``
 
 
 def plan_part(params: DeduplicateParams, files: Files, folder: Path) -> dict[str, Any]:
@@ -81,23 +75,26 @@ def plan_part(params: DeduplicateParams, files: Files, folder: Path) -> dict[str
 
     Holds the hashes and ids of all pictures in memory, and the captions of those that have duplicates.
     """
-    tables = [pq.read_table(part / HASHES_FILE, schema=HASH_SCHEMA) for part in files.hashes]
-    own, shown = tables[: len(files.clean)], tables[len(files.clean) :]
+    own = [pq.read_table(part / HASHES_FILE, schema=HASH_SCHEMA) for part in files.hashes]
+    known = [pq.read_table(part / HASHES_FILE, schema=HASH_SCHEMA) for part in files.known]
     pictures = pa.concat_tables([HASH_SCHEMA.empty_table(), *own])
-    evaluation = pa.concat_tables([HASH_SCHEMA.empty_table(), *shown])
-    homes = [path.parent for path, table in zip(files.evaluation, shown, strict=True) for _ in range(len(table))]
+    evaluation = pa.concat_tables([HASH_SCHEMA.empty_table(), *known])
     found = decide(
         pictures,
         evaluation,
         exact=params.exact,
         max_distance=params.max_distance if params.near else None,
         leak_distance=params.leak_distance if params.near else None,
+        crop_distance=params.leak_crop_distance if params.cuts else None,
+    )
+    protected = _Protected(
+        found, pictures, evaluation, pq.read_table(files.names / PROTECTED_FILE, schema=NAMES_SCHEMA)
     )
     starts = np.cumsum([0, *(len(table) for table in own)])
     texts = _captions(files.clean, starts, _clustered(found))
     reasons, taken = _merge(found, texts)
 
-    own_ids, shown_ids = pictures["id"], evaluation["id"]
+    own_ids = pictures["id"]
     for number, (start, stop) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         rows = []
         for index in range(start, stop):
@@ -110,9 +107,9 @@ def plan_part(params: DeduplicateParams, files: Files, folder: Path) -> dict[str
             else:
                 row["rule"], row["distance"] = RULES[found.rule[index]], int(found.distance[index])
             if action == LEAK:
-                row["reasons"] = [Reason.LEAK_EXACT.value if row["rule"] == "sha256" else Reason.LEAK_NEAR.value]
-                row["matched_id"] = shown_ids[match].as_py()
-                row["matched_task"], row["matched_split"] = homes[match].parent.name, homes[match].name
+                exact = found.rule[index] in (BY_SHA256, BY_NAME)
+                row["reasons"] = [(Reason.LEAK_EXACT if exact else Reason.LEAK_NEAR).value]
+                row |= protected.origin(index)
             elif action == DUPLICATE:
                 row["reasons"], row["matched_id"] = reasons[index], own_ids[match].as_py()
             rows.append(row)
@@ -122,6 +119,27 @@ def plan_part(params: DeduplicateParams, files: Files, folder: Path) -> dict[str
         "leaked": int((found.action == LEAK).sum()),
         "duplicates": int((found.action == DUPLICATE).sum()),
     }
+
+
+class _Protected:
+    """Which protected picture a leaking one is."""
+
+    def __init__(self, found: Decisions, pictures: pa.Table, evaluation: pa.Table, names: pa.Table) -> None:
+        self.found, self.pictures, self.evaluation, self.names = found, pictures, evaluation, names
+
+    def origin(self, index: int) -> dict[str, Any]:
+        """What the evidence says of own picture `index`; an own picture in between is named as `via`."""
+        match = int(self.found.match[index])
+        if self.found.rule[index] == BY_NAME:
+            row = self.names.slice(self.pictures["named"][index].as_py(), 1).to_pylist()[0]
+            of_name = {"matched_id": row["picture"], "matched_task": row["task"], "matched_split": row["split"]}
+            return {**of_name, "rule": row["name"].partition(":")[0], "name": row["name"]}
+        if match >= len(self.evaluation):
+            between = match - len(self.evaluation)
+            origin = {key: value for key, value in self.origin(between).items() if key != "rule"}
+            return {**origin, "via": self.pictures["id"][between].as_py()}
+        shown = self.evaluation.select(["id", "task", "split"]).slice(match, 1).to_pylist()[0]
+        return {"matched_id": shown["id"], "matched_task": shown["task"], "matched_split": shown["split"]}
 
 
 def plan_name(number: int) -> str:
@@ -223,8 +241,8 @@ def _give_up(record: dict[str, Any], judged: dict[str, Any], part: PartWriter, e
         reason = Reason(value)
         status = Status.KEPT if reason is Reason.MERGED else Status.REJECTED
         part.outcome(row_id, status, reason, judged["matched_id"])
-        named = {name: judged[name] for name in ("matched_id", "matched_task", "matched_split", "rule", "distance")}
-        evidence.append({"row_id": row_id, "id": record["id"], "reason": value, **named})
+        found = {name: judged[name] for name in FOUND}
+        evidence.append({"row_id": row_id, "id": record["id"], "reason": value, **found})
 
 
 def write_evidence(parts: Sequence[Path], path: Path) -> None:
