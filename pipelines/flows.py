@@ -1,51 +1,74 @@
 """Prefect flows: ``data``, ``training``, ``evaluation`` and ``end-to-end``, built from DVC's graph.
 
 Each stage is a Prefect task of its name that DVC carries out; one at a time, since DVC locks its repository. Prefect
-keeps the state and retries; whether a stage must run is DVC's to say, and one that need not shows as ``Cached``.
+keeps the state and retries; whether a stage must run is DVC's to say, and one that need not shows as ``Cached``. So a
+run that crashed is taken up by running the same flow again. A flow's parameters are those of the Prefect page and of
+the deployments in ``infra/prefect.yaml``.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pipelines.quiet import be_quiet
 
 be_quiet()  # before Prefect is imported: it reads its settings then
 
 from prefect import Flow, Task  # noqa: E402
-from prefect.states import Completed, State  # noqa: E402
+from prefect.states import Cancelled, Completed, State  # noqa: E402
+from pydantic import Field  # noqa: E402
 
 from components.io.errors import UserError  # noqa: E402
+from pipelines.exclusive import BusyError, WhenBusy, exclusive  # noqa: E402
 from pipelines.graph import END_TO_END, FLOWS, Step, check_flow, is_current, read_graph, select  # noqa: E402
 from pipelines.params import load_params  # noqa: E402
+from pipelines.policies import POLICIES, policy_of  # noqa: E402
 from pipelines.repro import StageError, reproduce  # noqa: E402
 
 EVALUATION = Path("data/evaluation")
 REPORT = Path("data/report/index.html")
 DATA_DOCS = Path("data/validation/docs/index.html")
 CACHED = "Cached"
+MOST_ATTEMPTS = 10  # of one run that crashes again and again, as one that needs more memory than there is
 
 
-def run_step(address: str) -> Any:
+def run_step(address: str, *, lock: int | None = None, retries: int | None = None) -> Any:
     """Run one stage unless it is up to date, and say which on standard error. Raises StageError."""
     root = Path.cwd()
     if is_current(address, root):
         say(f"{address}: up to date")
         return Completed(name=CACHED, message="DVC finds the stage up to date")
     say(f"{address}: running")
-    reproduce(address, root)
+    stage = Step(address, ()).stage
+    seconds = policy_of(stage.name, stage.room).hours * 3600
+    reproduce(address, root, seconds=seconds, keep_open=() if lock is None else (lock,))
     return Completed(message="run by DVC")
 
 
-def stage_task(step: Step, retries: int = 0) -> Task[[str], Any]:
-    """The Prefect task of a stage: the stage's name, and its address as the name of the run."""
-    return Task(run_step, name=step.stage.name, task_run_name=step.address, retries=retries, persist_result=False)
+def stage_task(step: Step, retries: int | None = None) -> Task[..., Any]:
+    """The Prefect task of a stage: the stage's name, and its address as the name of the run.
+
+    A failed one is tried again as the policy of its kind says, but `retries` times where that is given.
+    """
+    return _task(run_step, step.stage.name, step.address, policy_of(step.stage.name, step.stage.room).limited(retries))
 
 
-def run_steps(name: str, retries: int) -> None:
-    """What a flow does: check that what it builds on is there, run its stages in order, leave artifacts.
+def _task(call: Any, name: str, run_name: str, policy: Any) -> Task[..., Any]:
+    return Task(
+        call,
+        name=name,
+        task_run_name=run_name,
+        retries=policy.retries,
+        retry_delay_seconds=list(policy.delays) or None,
+        persist_result=False,
+    )
+
+
+def run_steps(name: str, retries: int | None = None, lock: int | None = None) -> None:
+    """Check that what a flow builds on is there, run its stages in order, leave artifacts.
 
     Raises UserError for a stage of another flow that is out of date, StageError for the first stage that fails.
     """
@@ -61,16 +84,61 @@ def run_steps(name: str, retries: int) -> None:
     states: dict[str, State[Any]] = {}
     for step in own:
         before = [states[address] for address in step.upstream if address in states]
-        state = stage_task(step, retries)(step.address, wait_for=before, return_state=True)
+        state = stage_task(step, retries)(step.address, lock=lock, wait_for=before, return_state=True)
         states[step.address] = state
-        if not state.is_completed():
-            error = state.result(raise_on_failure=False)
-            raise StageError(f"{step.address} failed: {error}")
-    leave_artifacts()
+        _raise_failure(step.address, state)
 
 
-def leave_artifacts() -> None:
-    """Prefect artifacts for what there is: the table of metrics, links to the report and the data documentation."""
+def transfer(title: str, call: Any, retries: int | None) -> None:
+    """Run `call` as a task of its own, which is tried again as transfers are. Raises StageError when it fails."""
+    state: Any = _task(call, title, title, POLICIES["transfer"].limited(retries))(return_state=True)
+    _raise_failure(title, state)
+
+
+def _raise_failure(title: str, state: State[Any]) -> None:
+    if not state.is_completed():
+        error = state.result(raise_on_failure=False)
+        raise StageError(f"{title} failed: {error}")
+
+
+def pull_state() -> Any:
+    """Bring the outs of earlier runs from DVC's remote; what it lacks is made again by the stages."""
+    from pipelines import remote
+
+    try:
+        return Completed(message=f"{remote.pull(Path.cwd())} files")
+    except remote.MissingObjectsError as error:
+        say(str(error))
+        return Completed(name="Incomplete", message=str(error))
+
+
+def push_state() -> Any:
+    """Send the outs to DVC's remote."""
+    from pipelines import remote
+
+    return Completed(message=f"{remote.push(Path.cwd())} files")
+
+
+def refresh_sources() -> Any:
+    """Bring the source lists that DVC imports up to date."""
+    from pipelines import remote
+
+    return Completed(message=", ".join(remote.refresh(Path.cwd())) or "no source list is imported")
+
+
+def commit_state(name: str, branch: str, git_remote: str) -> Any:
+    """Commit ``dvc.lock`` to the branch for runs."""
+    from pipelines.revisions import commit_run
+
+    commit = commit_run(Path.cwd(), branch, f"Run of the flow {name}", push_to=git_remote)
+    return Completed(message=f"{branch} {commit[:10]}")
+
+
+def leave_artifacts(published: dict[str, str] | None = None) -> None:
+    """Prefect artifacts for what there is: the table of metrics, links to the report and the data documentation.
+
+    `published` holds the addresses of pages that were published, by their artifact's key.
+    """
     from prefect.artifacts import create_link_artifact, create_table_artifact
 
     from components.evaluation.summary import HEADINGS, metrics_table
@@ -81,24 +149,71 @@ def leave_artifacts() -> None:
         create_table_artifact(table, key="metrics", description="Recalls of all runs, in percent")
     for key, path, text in (("report", REPORT, "The report"), ("data-docs", DATA_DOCS, "Data documentation")):
         if path.is_file():
-            create_link_artifact(path.absolute().as_uri(), link_text=text, key=key, description=str(path))
+            address = (published or {}).get(key, path.absolute().as_uri())
+            create_link_artifact(address, link_text=text, key=key, description=str(path))
 
 
-def _make(name: str) -> Flow[[int], None]:
-    def run(retries: int = 0) -> None:
-        run_steps(name, retries)
+def check_attempts(name: str) -> None:
+    """Raise UserError when this run has crashed so often that another attempt is not worth its while."""
+    from prefect.runtime import flow_run
+
+    attempts = int(flow_run.run_count or 0)
+    if attempts > MOST_ATTEMPTS:
+        raise UserError(f"{name} was begun {MOST_ATTEMPTS} times and crashed each time: see the logs of its attempts")
+
+
+def _make(name: str) -> Flow[..., Any]:
+    def run(
+        retries: Annotated[
+            int | None, Field(ge=0, description="how often a failed stage is tried again; none: as its kind is")
+        ] = None,
+        when_busy: Annotated[
+            WhenBusy, Field(description="while another flow runs in the repository: wait for it, or be cancelled")
+        ] = "queue",
+        pull: Annotated[bool, Field(description="first bring the outs of earlier runs from DVC's remote")] = False,
+        refresh: Annotated[bool, Field(description="first bring imported source lists up to date")] = False,
+        push: Annotated[bool, Field(description="at the end send all outs to DVC's remote")] = False,
+        commit: Annotated[str, Field(description="a git branch that dvc.lock is committed to at the end")] = "",
+        git_remote: Annotated[str, Field(description="a git remote that the branch is pushed to")] = "",
+        publish: Annotated[str, Field(description="a folder or s3:// prefix for the report and Data Docs")] = "",
+    ) -> Any:
+        check_attempts(name)
+        load_params()
+        try:
+            with exclusive(Path.cwd(), name, when_busy=when_busy, say=say) as lock:
+                again = partial(transfer, retries=retries)
+                if pull:
+                    again("pull", pull_state)
+                if refresh:
+                    again("refresh", refresh_sources)
+                run_steps(name, retries, lock)
+                if push:
+                    again("push", push_state)
+                if commit:
+                    again("commit", partial(commit_state, name, commit, git_remote))
+                leave_artifacts(published(publish) if publish else None)
+        except BusyError as error:
+            return Cancelled(message=str(error))
+        return None
 
     run.__doc__ = f"The stages of the flow {name} that are not up to date."
     return Flow(run, name=name, persist_result=False)
 
 
+def published(target: str) -> dict[str, str]:
+    """Publish the report and the data documentation; returns their addresses by artifact key."""
+    from pipelines.publish import publish_pages
+
+    return publish_pages({"report": REPORT.parent, "data-docs": DATA_DOCS.parent}, target)
+
+
 # at module level by plain names, so that a deployment can point at them: pipelines/flows.py:end_to_end
 data, training, evaluation, end_to_end = (_make(name) for name in FLOWS)
-BY_NAME: dict[str, Flow[[int], None]] = {flow.name: flow for flow in (data, training, evaluation, end_to_end)}
+BY_NAME: dict[str, Flow[..., Any]] = {flow.name: flow for flow in (data, training, evaluation, end_to_end)}
 
 
-def run_flow(name: str, *, retries: int = 0) -> None:
-    """Run a flow and print what it made. Parameters are checked before anything starts.
+def run_flow(name: str, *, retries: int | None = 0, **parameters: Any) -> None:
+    """Run a flow with its `parameters` and print what it made. All is checked before anything starts.
 
     Raises UserError when there is no such flow, a parameter is wrong, no Prefect server answers, or a stage fails.
     """
@@ -106,7 +221,7 @@ def run_flow(name: str, *, retries: int = 0) -> None:
     load_params()
     read_graph(Path.cwd())
     check_server()
-    state: Any = BY_NAME[name](retries, return_state=True)
+    state: Any = BY_NAME[name](retries, **parameters, return_state=True)
     if not state.is_completed():
         error = state.result(raise_on_failure=False)
         if isinstance(error, (UserError, StageError)):

@@ -27,10 +27,11 @@ class StageError(Exception):
     """A stage ended without its outs. The message is the stage's own."""
 
 
-def reproduce(address: str, root: Path) -> None:
-    """Run one stage of the DVC repository at `root` unless DVC finds it up to date.
+def reproduce(address: str, root: Path, *, seconds: float | None = None, keep_open: tuple[int, ...] = ()) -> None:
+    """Run one stage of the DVC repository at `root` unless DVC finds it up to date, for at most `seconds`.
 
-    Raises StageError with the stage's message, or DVC's where the stage did not run.
+    The child processes inherit the file descriptors `keep_open`. Raises StageError with the stage's message, or DVC's
+    where the stage did not run, or when the time is up; what the stage had finished is kept for the next attempt.
     """
     with tempfile.TemporaryDirectory(prefix="vlp-") as scratch:
         message_file = Path(scratch, "message")
@@ -42,9 +43,12 @@ def reproduce(address: str, root: Path) -> None:
         }
         command = [sys.executable, "-m", "pipelines.repro", address]
         # a group of its own: an interrupt reaches the stage from here, in order, and nothing outlives the flow
-        child = subprocess.Popen(command, cwd=root, env=environment, process_group=0)
+        child = subprocess.Popen(command, cwd=root, env=environment, process_group=0, pass_fds=keep_open)
         try:
-            status = child.wait()
+            status = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            _stop(child)
+            raise StageError(f"interrupted after {seconds:g} s, the most that a stage of its kind may take") from None
         except BaseException:
             _stop(child)
             raise

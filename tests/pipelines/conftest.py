@@ -1,9 +1,15 @@
 """A copy of the project whose stages are cheap, and a Prefect server for the tests."""
 
+import contextlib
+import os
 import runpy
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,9 +104,56 @@ def finished_project(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    """A Prefect server of its own with an empty database, for all tests of flows."""
-    from prefect.testing.utilities import prefect_test_harness
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real `prefect server start` with an empty database, for all tests of flows; yields its API's address.
 
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
+    Unlike Prefect's own test harness it runs the services that scheduled runs need, and they look often.
+    """
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    home = tmp_path_factory.mktemp("prefect")
+    environment = {
+        **os.environ,
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+        "PREFECT_SERVER_SERVICES_SCHEDULER_DEPLOYMENT_BATCH_SIZE": "20",
+        "PREFECT_SERVER_EVENTS_PROACTIVE_GRANULARITY": "PT1S",
+        "PREFECT_SERVER_UI_ENABLED": "false",
+    }
+    command = [str(Path(sys.executable).with_name("prefect")), "server", "start", "--port", str(port)]
+    with (home / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        _wait_for(url + "/health", server, home / "server.log")
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield url
+    finally:
+        stop(server)
+
+
+def _wait_for(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Wait until the server answers."""
+    until = time.monotonic() + 180
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.2)
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    """End a process that leads its own group, and what it started there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -12,6 +12,7 @@ import pytest
 from components.io.errors import UserError
 from pipelines import flows
 from pipelines.graph import FLOWS, Step, is_current, read_graph, select
+from pipelines.policies import POLICIES, Policy
 from pipelines.repro import StageError, explain, reproduce
 
 pytestmark = pytest.mark.slow
@@ -190,15 +191,17 @@ def test_artifacts(finished_project, prefect_server):
 def test_a_stage_that_is_tried_again(project, prefect_server, monkeypatch):
     attempts = []
 
-    def flaky(address, root):
+    def flaky(address, root, **options):
         attempts.append(address)
         if len(attempts) == 1:
             raise StageError("the network is down")
-        reproduce(address, root)
+        reproduce(address, root, **options)
+
+    monkeypatch.setitem(POLICIES, "data", Policy((0.1,), hours=1))
 
     monkeypatch.setattr(flows, "reproduce", flaky)
     monkeypatch.setattr(flows, "read_graph", lambda root: [Step("synthesize", ())])
-    flows.run_flow("data", retries=1)
+    flows.run_flow("data", retries=None)
     assert attempts == ["synthesize", "synthesize"]
 
 
