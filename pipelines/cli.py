@@ -13,6 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from components.io.errors import UserError
+from pipelines.checkpoint_cli import checkpoint
+from pipelines.operations import register
 from pipelines.quiet import be_quiet
 
 INTERRUPTED = 130
@@ -26,6 +28,8 @@ app = typer.Typer(
 )
 shards = typer.Typer(help="Look into folders of records.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(shards, name="shards")
+register(app)
+app.add_typer(checkpoint, name="checkpoint")
 
 ParamsOption = Annotated[Path, typer.Option("--params", help="The parameter file.")]
 SetOption = Annotated[
@@ -127,6 +131,9 @@ def run_stage(address: str, options: dict[str, Any], params: Path, overrides: li
 def flow(
     name: Annotated[str, typer.Argument(help="data, training, evaluation or end-to-end.")],
     retries: Annotated[int, typer.Option(min=0, help="How often a failed stage is tried again; it resumes.")] = 0,
+    pull_first: Annotated[bool, typer.Option("--pull", help="First bring outs from DVC's remote.")] = False,
+    push_after: Annotated[bool, typer.Option("--push", help="At the end send outs to DVC's remote.")] = False,
+    commit: Annotated[str, typer.Option(metavar="BRANCH", help="Commit dvc.lock to this branch at the end.")] = "",
 ) -> None:
     """Run the stages of a flow that are not up to date, as a Prefect flow."""
     from pipelines.graph import check_flow
@@ -136,7 +143,7 @@ def flow(
     load_params()  # what is wrong with them is said at once; importing Prefect takes seconds
     from pipelines.flows import run_flow
 
-    run_flow(name, retries=retries)
+    run_flow(name, retries=retries, pull=pull_first, push=push_after, commit=commit)
 
 
 @app.command()
