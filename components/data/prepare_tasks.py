@@ -19,10 +19,21 @@ if TYPE_CHECKING:
 
     from components.data.parts import PartWriter
     from components.data.sources.lists import SourceRow
+    from components.data.tasks.collect import TaskRows
+    from components.io.records import FileEntry
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 KARPATHY_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train", "restval"), "val": ("val",), "test": ("test",)}
+_KEYS_OF = {
+    "answers": "vqa",
+    "answer_list": "vqa",
+    "answer_count": "vqa",
+    "image_name": "vqa",
+    "instances": "grounding",
+    "proposals": "grounding",
+    "format": "retrieval",
+}
 BATCH = 64  # pictures decoded and written at a time
 
 
@@ -36,13 +47,31 @@ class TaskPictureParams(PictureParams, frozen=True, extra="forbid"):
 class TaskParams(BaseModel, frozen=True, extra="forbid"):
     """One task: where its annotations and pictures are, and what is done to them."""
 
-    kind: Literal["retrieval"] = Field(default="retrieval", description="what the task asks of a model")
+    kind: Literal["retrieval", "vqa", "entailment", "nlvr2", "grounding"] = Field(
+        default="retrieval", description="what the task asks of a model"
+    )
     path: Path = Field(description="folder that holds annotations and pictures, or one annotation file")
     annotations: tuple[str, ...] = Field(
         default=(), description="annotation files within `path`, one or a list; may be left out where there is but one"
     )
     images: str | None = Field(default=None, description="folder of pictures within `path`; `path` itself if left out")
-    format: Literal["auto", "albef", "karpathy"] = Field(default="auto", description="layout of the annotations")
+    format: Literal["auto", "albef", "karpathy"] = Field(
+        default="auto", description="layout of a retrieval task's annotations; other kinds' tell themselves apart"
+    )
+    answers: tuple[str, ...] = Field(default=(), description="vqa: VQA v2's annotation files within `path`")
+    answer_list: str | None = Field(
+        default=None, description="vqa: JSON list of candidate answers within `path`; null: the most frequent of train"
+    )
+    answer_count: int = Field(default=3128, ge=1, le=1_000_000, description="vqa: so many of the most frequent answers")
+    image_name: str | None = Field(
+        default=None,
+        description="vqa: a picture's name by {image_id} and {subtype}; null: COCO's "
+        "{subtype}/COCO_{subtype}_{image_id:012d}.jpg or Visual Genome's {image_id}.jpg",
+    )
+    instances: str | None = Field(default=None, description="grounding: COCO's instances.json within `path`")
+    proposals: str | None = Field(
+        default=None, description="grounding: a detector's boxes by picture, JSON within `path`; null: the true boxes"
+    )
     splits: dict[Split, tuple[str, ...]] = Field(
         default=KARPATHY_SPLITS,
         description="for each of train, val and test, the splits of the annotations that go there, or the names of "
@@ -57,6 +86,17 @@ class TaskParams(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _keys_of_the_kind(self) -> Self:
+        for name, kind in _KEYS_OF.items():
+            if name in self.model_fields_set and self.kind != kind:
+                raise ValueError(
+                    f"{name} is a key of tasks of kind {kind}: remove it from this one, of kind {self.kind}"
+                )
+        if self.kind == "grounding" and self.picture.max_side is not None:
+            raise ValueError("picture.max_side would scale pictures but not their boxes: leave it null for grounding")
+        return self
 
     @model_validator(mode="after")
     def _each_split_once(self) -> Self:
@@ -113,14 +153,17 @@ def prepare_tasks(
 
     A record is a picture of the split with all its captions, named by its first row (``TASK/000000017``), in the order
     of the annotations; its `sha256` is that of the file. Every row stands once in ``tasks/outcomes.parquet`` with its
-    `split`; rows of `ignore_splits` do not count as rows of the task.
+    `split`; rows of `ignore_splits` do not count as rows of the task. Kinds other than retrieval have
+    ``annotations.parquet`` beside the records, and vqa ``answers.json`` (see `components.data.tasks.annotations`); an
+    item about two pictures is two rows.
 
     Raises UserError when the task is not in the parameters, the annotations are missing or of another layout, name a
     split that has no place to go to, or hold no row of any split.
     """
     from components.data.parts import RECORDS_FILE, link
     from components.io.outcomes import read_outcomes, write_outcomes
-    from components.io.records import FileEntry, write_manifest
+    from components.io.records import FileEntry as Entry
+    from components.io.records import write_manifest
     from components.io.work import map_partitions, publish, stage_work
 
     if task not in params.tasks:
@@ -131,7 +174,13 @@ def prepare_tasks(
         raise UserError(f"{input} does not exist: set prepare_tasks.tasks.{task}.path to the folder of annotations")
     work = stage_work(runtime, f"prepare_tasks-{task}", of_task, {"input": input})
 
-    rows = _Rows(task, of_task, input)
+    rows: _Rows | TaskRows
+    if of_task.kind == "retrieval":
+        rows = _Rows(task, of_task, input)
+    else:
+        from components.data.tasks.collect import TaskRows as Collected
+
+        rows = Collected(task, of_task, input)
     items = [(split, rows.pictures[split][start:end]) for split, start, end in rows.cut()]
     parts = map_partitions(
         partial(prepare_part, task, of_task), items, work=work, runtime=runtime, label=f"prepare {task}"
@@ -143,17 +192,36 @@ def prepare_tasks(
         (built / split).mkdir(parents=True)
         entries: list[FileEntry] = []
         for (of_split, _), (folder, report) in zip(items, parts, strict=True):
-            entry = FileEntry(**report["file"])
+            entry = Entry(**report["file"])
             if of_split == split and entry.rows:
                 name = f"records-{len(entries):05d}.arrow"
                 link(folder / RECORDS_FILE, built / split / name)
-                entries.append(FileEntry(name, entry.rows, entry.captions, entry.bytes, entry.sha256))
-        write_manifest(built / split, "task", entries, task=task, task_kind=of_task.kind, split=split)
+                entries.append(Entry(name, entry.rows, entry.captions, entry.bytes, entry.sha256))
+        extra = {} if isinstance(rows, _Rows) else _annotate(rows, split, built, entries)
+        write_manifest(built / split, "task", entries, task=task, task_kind=of_task.kind, split=split, **extra)
+    if of_task.kind == "vqa" and not isinstance(rows, _Rows):
+        _list_answers(rows, of_task, input, built)
     count = write_outcomes(built, [rows.rejected(), *(read_outcomes(folder) for folder, _ in parts)])
     if count != rows.count:
         raise ValueError(f"prepare_tasks: {rows.count} rows came in, {count} have an outcome")
     publish(built, tasks)
     shutil.rmtree(work)
+
+
+def _annotate(rows: TaskRows, split: Split, built: Path, entries: list[FileEntry]) -> dict[str, Any]:
+    from components.data.tasks.annotations import write_annotations
+
+    files = [built / split / entry.name for entry in entries]
+    return write_annotations(built / split, rows.params.kind, rows.items[split], files)
+
+
+def _list_answers(rows: TaskRows, params: TaskParams, folder: Path, built: Path) -> None:
+    from components.data.tasks.annotations import write_answers
+
+    base = folder if folder.is_dir() else folder.parent
+    given = base / params.answer_list if params.answer_list is not None else None
+    targets = (target for item, _ in rows.items["train"] for target in item.values["targets"])
+    write_answers(built, given, targets, params.answer_count)
 
 
 class _Rows:
@@ -207,18 +275,27 @@ class _Rows:
 
     def cut(self) -> Iterator[tuple[Split, int, int]]:
         """Ranges of pictures, each of which becomes one record file."""
-        step = self.params.pictures_per_file
-        for split in SPLITS:
-            size = len(self.pictures[split])
-            for start in range(0, size, step):
-                yield split, start, min(start + step, size)
+        return cut_ranges(self.pictures, self.params.pictures_per_file)
 
     def rejected(self) -> pa.Table:
         """Outcomes of the rows that are no pair of a picture on this machine and a caption."""
-        import pyarrow as pa
+        return rejected_table(self._rejected)
 
-        columns = zip(*self._rejected, strict=True) if self._rejected else [[] for _ in _schema()]
-        return pa.table([pa.array(column, pa.string()) for column in columns], schema=_schema())
+
+def cut_ranges(pictures: dict[Split, list[PictureRows]], step: int) -> Iterator[tuple[Split, int, int]]:
+    """Split, start and end of ranges of `step` pictures."""
+    for split in SPLITS:
+        size = len(pictures[split])
+        for start in range(0, size, step):
+            yield split, start, min(start + step, size)
+
+
+def rejected_table(rows: list[tuple[str, str, str, str, str]]) -> pa.Table:
+    """Outcomes (row, status, reason, detail, split) as a table of the stage's schema."""
+    import pyarrow as pa
+
+    columns = zip(*rows, strict=True) if rows else [[] for _ in _schema()]
+    return pa.table([pa.array(column, pa.string()) for column in columns], schema=_schema())
 
 
 def _schema() -> pa.Schema:

@@ -54,6 +54,11 @@ class Reason(StrEnum):
     EMPTY_BODY = "empty_body"
     NOT_AN_IMAGE = "not_an_image"  # the first bytes are those of no picture format that we read
     FILE_MISSING = "file_missing"  # a local picture that is not there or cannot be read
+    SHA256_MISMATCH = "sha256_mismatch"  # not the bytes that the list expects of this row
+    PLACEHOLDER = "placeholder"  # the same picture at so many URLs that it says "no longer available"
+
+    # prepare_tasks
+    UNLABELLED = "unlabelled"  # annotators did not agree on a label (SNLI-VE's "-")
 
     # clean: pictures
     UNDECODABLE = "undecodable"
