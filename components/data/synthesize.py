@@ -35,6 +35,7 @@ class SynthesizeParams(BaseModel, frozen=True, extra="forbid"):
     max_objects: int = Field(default=6, ge=2, le=6, description="greatest number of things in a scene")
     quality: int = Field(default=92, ge=1, le=100, description="JPEG quality")
     captions: int = Field(default=3, ge=1, le=4, description="captions per scene")
+    relations: int = Field(default=1, ge=1, le=2, description="most relations that a caption states of its subject")
     web: WebParams = Field(default=WebParams(), description="the web's ills in the source list")
 
     @model_validator(mode="after")
@@ -167,12 +168,13 @@ def caption_scene(
     """
     import numpy as np
 
-    from components.data.corpus.scenes import choose_facts, facts
+    from components.data.corpus.scenes import choose_facts, facts, say
 
-    candidates = [fact for fact in facts(scene, clear=True) if held is None or held[fact] == 1]
+    clear = facts(scene, clear=True)
     rng = np.random.default_rng([params.seed, 2, SPLITS.index(scene.split), index])
-    candidates = [candidates[place] for place in rng.permutation(len(candidates))]
-    chosen = [str(fact) for fact in choose_facts(candidates, params.captions + 1)]
+    clear = [clear[place] for place in rng.permutation(len(clear))]
+    candidates = [fact for fact in clear if held is None or held[fact] == 1]
+    chosen = [say(fact, clear, params.relations) for fact in choose_facts(candidates, params.captions + 1)]
     if len(chosen) < params.captions:
         return scene, None
     spare = chosen[params.captions] if len(chosen) > params.captions else None

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from components.data import synthesize as stage
 from components.data.corpus.params import WebParams
 from components.data.corpus.render import PALETTE, box_of, mask, trace
-from components.data.corpus.scenes import CONVERSE, Fact, Kind, Scene, choose_facts, facts
+from components.data.corpus.scenes import CONVERSE, Fact, Kind, Scene, choose_facts, facts, say
 from components.data.synthesize import SynthesizeParams, synthesize
 from components.io.errors import UserError
 from components.io.runtime import Runtime
@@ -276,3 +276,32 @@ def test_a_scene_comes_back_from_its_json(scenes):
         assert set(clear) <= set(possible)
         assert not any(Fact(fact.object, fact.relation, fact.subject) in possible for fact in clear)
         assert all(Fact(fact.object, CONVERSE[fact.relation], fact.subject) in clear for fact in clear)
+
+
+def test_a_caption_may_state_two_relations_of_its_subject(tmp_path):
+    corpus = build(tmp_path, PARAMS.model_copy(update={"relations": 2}))
+    scenes = json.loads((corpus / "scenes.json").read_text())
+    longer = 0
+    for scene in scenes:
+        assert len(set(scene["captions"])) == 3
+        for caption in scene["captions"]:
+            first, _, more = caption.partition(" and ")
+            assert margin(scene, first) >= 0.7
+            if more:
+                longer += 1
+                subject = first.partition(" is ")[0]
+                assert margin(scene, f"{subject} is {more}") >= 0.7
+                assert first.split()[-4:] != more.split()[-4:], "of two things"
+            else:
+                held = facts(Scene.from_json(scene), clear=True)
+                assert len({fact.object for fact in held if f"a {fact.subject} is " in caption}) == 1
+    assert longer > 60
+
+
+def test_say():
+    a, b, c = (Kind("small", colour, "metal", "cube") for colour in ("red", "blue", "green"))
+    said = [Fact(a, "left of", b), Fact(a, "behind", b), Fact(b, "behind", c), Fact(a, "behind", c)]
+    assert say(said[0], said, 1) == "a small red metal cube is left of a small blue metal cube"
+    both = "a small red metal cube is left of a small blue metal cube and behind a small green metal cube"
+    assert say(said[0], said, 2) == both
+    assert say(said[2], said, 2) == str(said[2])

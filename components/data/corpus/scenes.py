@@ -203,6 +203,19 @@ def choose_facts(candidates: list[Fact], count: int) -> list[Fact]:
     return chosen
 
 
+def say(fact: Fact, candidates: list[Fact], relations: int) -> str:
+    """A caption: the fact, and up to ``relations - 1`` more of `candidates` about its subject and yet other things.
+
+    "a small red metal cube is behind a large gray rubber sphere and left of a small blue metal cylinder". True where
+    all of them are, and of no scene that the fact alone does not fit.
+    """
+    said = [fact]
+    for other in candidates:
+        if len(said) < relations and other.subject == fact.subject and other.object not in [one.object for one in said]:
+            said.append(other)
+    return " and ".join([str(fact), *(f"{other.relation} a {other.object}" for other in said[1:])])
+
+
 def draw_view(rng: np.random.Generator) -> View:
     """A view: always from the same side, never quite the same."""
     brightness = rng.uniform(0.26, 0.6)
