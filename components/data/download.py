@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
@@ -17,11 +13,7 @@ from components.data.sources.formats import Format
 from components.io.errors import UserError
 from components.io.runtime import Runtime
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from components.data.fetching.chunks import Job
-
+PUBLISHED_FILE = "published"  # in work that stays for another try
 SourceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)]
 HostName = Annotated[str, StringConstraints(pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]+$", max_length=253)]
 
@@ -29,14 +21,21 @@ HostName = Annotated[str, StringConstraints(pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0
 class SourceParams(BaseModel, frozen=True, extra="forbid"):
     """Where a source's list and pictures are."""
 
-    path: Path = Field(description="list file, or folder with the list and local pictures")
+    path: Path = Field(description="list file, or folder (or s3://BUCKET/PREFIX) with the list and local pictures")
     list: str | None = Field(default=None, description="the list within a folder; null: the only one there")
     format: Format = Field(default="auto", description="layout of the list; auto: by suffix and content")
-    images: str | None = Field(default=None, description="folder of local pictures, within `path`; null: `path`")
+    images: str | None = Field(
+        default=None,
+        description="folder of local pictures, within `path`; null: `path`, and for lists of COCO and Visual Genome "
+        "the URLs that stand in them",
+    )
     serve: str | None = Field(default=None, description="folder within `path` to serve on loopback as `host`")
     host: HostName = Field(default="corpus.test", description="the one host that can be asked when `serve` is set")
     url_column: str | None = Field(default=None, description="of a parquet; null: url or image_url, in any case")
     caption_column: str | None = Field(default=None, description="of a parquet; null: text or caption, in any case")
+    sha256_column: str | None = Field(
+        default=None, description="of a parquet: the sha256 expected of each picture, hex; null: none"
+    )
     splits: tuple[str, ...] | None = Field(default=None, description="splits to take from a Karpathy JSON; null: all")
 
 
@@ -49,12 +48,21 @@ class DownloadParams(BaseModel, frozen=True, extra="forbid"):
     per_host: int = Field(default=8, ge=1, le=4096, description="fetches side by side from one host")
     connect_seconds: float = Field(default=10.0, gt=0, le=600, description="until a connection stands")
     total_seconds: float = Field(default=30.0, gt=0, le=3600, description="for one try, redirects and body included")
+    row_seconds: float = Field(
+        default=120.0, gt=0, le=86400, description="for one picture: all its tries and the waits between them"
+    )
     max_bytes: int = Field(default=20_000_000, ge=1, le=1 << 30, description="of one picture; more is not read")
     max_redirects: int = Field(default=5, ge=0, le=50, description="to follow, each one checked")
     retries: int = Field(default=2, ge=0, le=20, description="after timeouts, broken connections, 429 and 5xx")
     backoff_seconds: float = Field(default=1.0, ge=0, le=600, description="before the first retry; doubles each time")
     user_agent: str = Field(default="vlp/0.1", pattern=r"^[\x20-\x7e]+$", description="what servers see us as")
     max_url_length: int = Field(default=2083, ge=16, le=65536, description="characters of a URL, percent-encoded")
+    placeholder_urls: int = Field(
+        default=20,
+        ge=0,
+        le=1_000_000,
+        description='a picture that comes from so many URLs says "no longer available" and is rejected; 0: never',
+    )
     records_per_file: int = Field(
         default=1000, ge=1, le=100_000, description="distinct pictures asked for per record file, got or not"
     )
@@ -65,6 +73,11 @@ class DownloadParams(BaseModel, frozen=True, extra="forbid"):
             raise ValueError(
                 f"connect_seconds ({self.connect_seconds:g}) must not be more than total_seconds "
                 f"({self.total_seconds:g}), which it is part of"
+            )
+        if self.total_seconds > self.row_seconds:
+            raise ValueError(
+                f"total_seconds ({self.total_seconds:g}) must not be more than row_seconds "
+                f"({self.row_seconds:g}), which it is part of"
             )
         return self
 
@@ -80,110 +93,95 @@ class _Work(BaseModel, frozen=True):
 def download(params: DownloadParams, *, source: str, input: Path, raw: Path, runtime: Runtime = Runtime()) -> None:
     """Get the pictures of one source.
 
-    `input` is the list file, or the folder that holds it (what ``params.sources[source].path`` names). Writes `raw`:
-    ``records-00000.arrow`` ... (RECORD_SCHEMA; width and height null) in the order of first mention, ``manifest.json``,
-    ``outcomes.parquet`` (the common columns, then url, final_url, http_status, bytes, sha256) in the order of the rows.
-    A run that was stopped goes on where it was. Raises UserError when the list cannot be read.
+    `input` is the list file, or the folder or S3 prefix that holds it (what ``params.sources[source].path`` names).
+    Writes `raw`: ``records-00000.arrow`` ... (RECORD_SCHEMA; width and height null) in the order of first mention,
+    ``manifest.json``, ``outcomes.parquet`` (the common columns, then url, final_url, http_status, bytes, sha256) in the
+    order of the rows, ``quarantine.parquet`` (malformed rows with file and line). The milliseconds of each row, in
+    which no two runs agree, go to ``work/timings/download-SOURCE.parquet``.
+
+    A run that was stopped goes on where it was. When something failed for a reason that can pass, the work stays (its
+    record files are those of `raw`, by hard links where the file system has them), and the next run with the same list,
+    parameters and code asks for that alone. Raises UserError when the list cannot be read.
     """
     from components.data.corpus.server import serve
     from components.data.fetching.chunks import Job, fetch_chunks
     from components.data.fetching.http import Limits
+    from components.data.fetching.outs import build_outs
     from components.data.fetching.plan import write_plan
+    from components.data.fetching.retrying import passing_failures, reopen
+    from components.data.sources.buckets import open_bucket
     from components.data.sources.lists import read_source
     from components.io.progress import progress
+    from components.io.storage import is_s3
     from components.io.work import publish, run_partition, stage_work
 
-    if source not in params.sources:
-        names = ", ".join(params.sources) or "none"
-        raise UserError(f"there is no source {source!r} in `download.sources` (there: {names}): add it there")
-    place = params.sources[source]
-    if not input.exists():
-        raise UserError(f"{input} does not exist: set `download.sources.{source}.path` to a list file or a folder")
+    place = _place(params, source, input)
     served = None if place.serve is None else input / place.serve
-    if served is not None and not served.is_dir():
-        raise UserError(f"{served} is not a folder: `download.sources.{source}.serve` names a folder in the source")
+    bucket = open_bucket(input, runtime.work / "listings" / f"{source}.jsonl") if is_s3(input) else None
 
     settings = params.model_dump(mode="json", exclude={"sources", "concurrency", "per_host"})
     identity = _Work(name=source, source=place.model_dump(mode="json", exclude={"path"}), limits=settings)
-    work = stage_work(runtime, "download", identity, {"input": input})
+    work = stage_work(runtime, f"download-{source}", identity, {"input": input if bucket is None else bucket.listing})
+    lists = work / "lists" / "files"
+
+    def copy_lists(_: None, folder: Path) -> dict[str, Any]:
+        if bucket is not None:
+            bucket.copy_lists(bucket.only or place.list, folder / lists.name)
+        return {}
 
     def plan(_: None, folder: Path) -> dict[str, Any]:
-        rows = read_source(input, **place.model_dump(exclude={"path", "serve", "host"}))
+        options = place.model_dump(exclude={"path", "serve", "host"})
+        if bucket is None:
+            rows = read_source(input, **options)
+        else:
+            rows = read_source(lists / (bucket.only or ""), **options, names=bucket.names())
         with progress(f"read {source}", None, "rows") as advance:
             counts: dict[str, Any] = write_plan(
                 rows, folder, fetch=params.fetch, max_url_length=params.max_url_length, advance=advance
             )
         return counts
 
+    if not (work / "plan").is_dir():
+        run_partition(copy_lists, None, lists.parent)
     targets = run_partition(plan, None, work / "plan")["targets"]
     limits = Limits(**params.model_dump(include=set(Limits.__dataclass_fields__)))
     with nullcontext(None) if served is None or targets == 0 else serve(served) as port:
         hosts = None if served is None else {place.host: port or 0}
-        job = Job(source, work / "plan", work, targets, params.records_per_file, limits, hosts)
+        pictures = (None, None) if bucket is None else (bucket.storage, lists)
+        job = Job(source, work / "plan", work, targets, params.records_per_file, limits, hosts, *pictures)
+        if (work / PUBLISHED_FILE).is_file():
+            reopen(job)
+            (work / PUBLISHED_FILE).unlink()
         done = sum(len(job.ids(chunk)) for chunk in range(job.chunks) if job.finished(chunk))
         with progress(f"download {source}", targets, "pictures", done) as advance:
             fetch_chunks(job, advance)
-    publish(_assemble(job), raw)
-    shutil.rmtree(work)
+    timings = runtime.work / "timings" / f"download-{source}.parquet"
+    publish(build_outs(job, params.placeholder_urls, timings), raw)
+    if passing_failures(job):
+        (work / PUBLISHED_FILE).touch()
+    else:
+        shutil.rmtree(work)
+    for other in work.parent.iterdir():  # what was kept for a list or for parameters that are no more
+        if other != work and (other / PUBLISHED_FILE).is_file():
+            shutil.rmtree(other)
 
 
-def _assemble(job: Job) -> Path:
-    """Put the finished chunks together in a folder that only needs to be moved."""
-    from components.data.fetching.chunks import RECORDS_FILE
-    from components.io.outcomes import write_outcomes
-    from components.io.records import FileEntry, write_manifest
-    from components.io.work import DONE_FILE
+def _place(params: DownloadParams, source: str, input: Path) -> SourceParams:
+    """Where the source is; raises UserError when it is not there."""
+    from components.io.storage import is_s3
 
-    built = job.work / "built"
-    shutil.rmtree(built, ignore_errors=True)
-    built.mkdir()
-    entries: list[FileEntry] = []
-    for chunk in range(job.chunks):
-        done = json.loads((job.folder(chunk) / DONE_FILE).read_text(encoding="utf-8"))
-        if done["entry"]["rows"] > 0:
-            entry = FileEntry(**{**done["entry"], "name": f"records-{len(entries):05d}.arrow"})
-            os.link(job.folder(chunk) / RECORDS_FILE, built / entry.name)  # not moved: a kill may come before the end
-            entries.append(entry)
-    write_outcomes(built, _outcomes(job, job.work / "results.sqlite"))
-    write_manifest(built, "raw", entries, source=job.source)
-    return built
-
-
-def _outcomes(job: Job, results: Path) -> Iterator[pa.Table]:
-    """The outcome of every row, in order; `results` is a file to use for bringing them in order."""
-    import pyarrow as pa
-
-    from components.data.fetching.chunks import RESULT_SCHEMA, read_results
-    from components.data.fetching.plan import open_plan, rows_with_results
-    from components.io.outcomes import Reason, Status, outcome_schema
-    from components.io.records import row_name
-
-    results.unlink(missing_ok=True)
-    with closing(sqlite3.connect(results)) as database:
-        columns = RESULT_SCHEMA.names
-        database.execute(f"CREATE TABLE results ({columns[0]} INTEGER PRIMARY KEY, {', '.join(columns[1:])})")
-        insert = f"INSERT INTO results VALUES ({', '.join('?' * len(columns))})"
-        for table in read_results(job):
-            database.executemany(insert, zip(*(table[name].to_pylist() for name in columns), strict=True))
-        database.commit()
-
-    schema = outcome_schema(
-        ("url", pa.string()),
-        ("final_url", pa.string()),
-        ("http_status", pa.int32()),
-        ("bytes", pa.int64()),
-        ("sha256", pa.string()),
-    )
-    yield schema.empty_table()
-    with open_plan(job.plan) as plan:
-        for batch in rows_with_results(plan, results):
-            rows = []
-            for row, shown, refused, why, _, got, how, *rest in batch:
-                reason = refused if refused is not None else got
-                status = Status.KEPT if reason == Reason.OK else Status.REJECTED
-                detail = why if refused is not None else how
-                rows.append((row_name(job.source, row), str(status), reason, detail, shown, *rest))
-            arrays = [
-                pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)
-            ]
-            yield pa.Table.from_arrays(arrays, schema=schema)
+    if source not in params.sources:
+        names = ", ".join(params.sources) or "none"
+        raise UserError(f"there is no source {source!r} in `download.sources` (there: {names}): add it there")
+    place = params.sources[source]
+    if is_s3(input):
+        if place.serve is not None:
+            raise UserError(f"`download.sources.{source}.serve` names a folder of this machine: {input} is in a bucket")
+        return place
+    if not input.exists():
+        raise UserError(f"{input} does not exist: set `download.sources.{source}.path` to a list file or a folder")
+    if place.serve is not None and not (input / place.serve).is_dir():
+        raise UserError(
+            f"{input / place.serve} is not a folder: `download.sources.{source}.serve` names a folder in the source"
+        )
+    return place

@@ -106,7 +106,7 @@ def test_every_row_has_one_outcome_and_every_picture_one_record(tmp_path, site):
     assert (moved["url"], moved["final_url"]) == ("http://corpus.test/moved", "http://corpus.test/0.png")
     assert moved["sha256"] == records[0]["sha256"]
     assert moved["bytes"] == len(records[0]["image"])
-    assert list((tmp_path / "work/download").iterdir()) == []
+    assert list((tmp_path / "work/download-src").iterdir()) == []
 
 
 def test_the_same_bytes_whatever_comes_first(tmp_path, site):
@@ -149,8 +149,8 @@ def uninterrupted(tmp_path_factory, site) -> dict[str, bytes]:
     ("module", "name", "times"),
     [
         ("components.data.fetching.plan", "_judge", 50),
-        ("components.data.fetching.chunks", "_note", 1),
-        ("components.data.fetching.chunks", "_note", 40),
+        ("components.data.fetching.chunks", "note_result", 1),
+        ("components.data.fetching.chunks", "note_result", 40),
         ("components.data.fetching.chunks", "_write_chunk", 3),
         ("components.data.fetching.chunks", "captions_of", 10),
         ("components.io.outcomes", "write_outcomes", 1),
@@ -177,7 +177,7 @@ def test_killed_and_called_again(tmp_path, site, uninterrupted, monkeypatch, mod
     monkeypatch.setattr(Fetcher, "fetch", counted)
     resumed = run(tmp_path, site, place=SERVED, records_per_file=10)
     assert content(resumed) == uninterrupted
-    if name == "_note":
+    if name == "note_result":
         assert asked.total() == TARGETS - (times - 1)  # what the journal holds is not fetched again
     if module.startswith("components.io"):
         assert asked.total() == 0
@@ -189,7 +189,7 @@ def test_a_torn_journal_and_a_torn_picture_are_fetched_again(tmp_path):
     (tmp_path / "journal.jsonl").write_text("\n".join(lines)[:-5])
     (tmp_path / "0").write_bytes(b"pass")
     (tmp_path / "1").write_bytes(b"pas")  # 2 is missing, the line of 3 has no end
-    assert set(download_chunks._read_journal(tmp_path)) == {0}
+    assert set(download_chunks.read_journal(tmp_path)) == {0}
     assert (tmp_path / "journal.jsonl").read_text().endswith("}\n")
 
 
@@ -202,7 +202,7 @@ def test_without_fetching_nothing_is_touched(tmp_path, site, monkeypatch):
     raw = run(tmp_path, site, fetch=False)
     assert reasons(raw) == {"not_fetched": 124, "malformed_row": 1, "url_forbidden_host": 1, "duplicate_row": 1}
     assert read_manifest(raw).rows == 0
-    assert sorted(content(raw)) == [MANIFEST_FILE, "outcomes.parquet"]
+    assert sorted(content(raw)) == [MANIFEST_FILE, "outcomes.parquet", "quarantine.parquet"]
 
 
 def test_local_pictures(tmp_path):

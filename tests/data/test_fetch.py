@@ -28,6 +28,7 @@ LIMITS: dict[str, Any] = {
     "per_host": 32,
     "connect_seconds": 1.0,
     "total_seconds": 2.0,
+    "row_seconds": 60.0,
     "max_bytes": 100_000,
     "max_redirects": 3,
     "retries": 2,

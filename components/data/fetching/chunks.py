@@ -13,9 +13,11 @@ import hashlib
 import json
 import resource
 import shutil
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,10 +32,12 @@ from components.data.fetching.signatures import HEAD_BYTES, picture_format
 from components.io.outcomes import Reason
 from components.io.progress import Advance
 from components.io.records import RecordWriter, row_name
+from components.io.storage import Storage
 from components.io.work import DONE_FILE, run_partition
 
 OPEN_CHUNKS = 8
 BATCH_RECORDS = 256
+BUCKET_READS = 16  # pictures read side by side from a bucket
 BATCH_BYTES = 32 << 20  # of pictures held before they are written
 JOURNAL_FILE = "journal.jsonl"
 RECORDS_FILE = "records.arrow"
@@ -47,6 +51,8 @@ RESULT_SCHEMA = pa.schema(
         ("http_status", pa.int32()),
         ("bytes", pa.int64()),
         ("sha256", pa.string()),
+        ("passing", pa.bool_()),
+        ("milliseconds", pa.int64()),
     ]
 )
 
@@ -62,6 +68,8 @@ class Job:
     chunk_targets: int
     limits: Limits
     hosts: Mapping[str, int] | None  # see Fetcher
+    bucket: Storage | None = None  # where "local" pictures are, if not on this machine; their paths begin with `root`
+    root: Path | None = None
 
     @property
     def chunks(self) -> int:
@@ -120,14 +128,14 @@ async def _fetch_chunk(job: Job, chunk: int, fetcher: Fetcher, advance: Advance)
     folder.mkdir(exist_ok=True)
     with open_plan(job.plan) as plan:
         targets = targets_of(plan, job.ids(chunk))
-    results = await asyncio.to_thread(_read_journal, folder)
+    results = await asyncio.to_thread(read_journal, folder)
     advance(len(results))
     with (folder / JOURNAL_FILE).open("a", encoding="utf-8") as journal:
 
         async def fetch(target: Target) -> None:
             result = await fetcher.fetch(URL(target.reference, encoded=True), folder / str(target.id))
             results[target.id] = result
-            _note(journal, target.id, result)
+            note_result(journal, target.id, result)
             advance()
 
         async with asyncio.TaskGroup() as group:
@@ -140,13 +148,13 @@ async def _fetch_chunk(job: Job, chunk: int, fetcher: Fetcher, advance: Advance)
     advance(sum(target.local for target in targets))
 
 
-def _note(journal: TextIO, target: int, result: Fetched) -> None:
+def note_result(journal: TextIO, target: int, result: Fetched) -> None:
     """Add a line to the journal, after the picture has its final name."""
     journal.write(json.dumps({"target": target, **result.to_json()}) + "\n")
     journal.flush()
 
 
-def _read_journal(folder: Path) -> dict[int, Fetched]:
+def read_journal(folder: Path) -> dict[int, Fetched]:
     """What a killed run had done of a chunk. A torn last line and a picture that is not whole are not done."""
     path = folder / JOURNAL_FILE
     results: dict[int, Fetched] = {}
@@ -170,21 +178,18 @@ def _read_journal(folder: Path) -> dict[int, Fetched]:
 
 
 def _write_chunk(job: Job, chunk: int, folder: Path, *, results: Mapping[int, Fetched]) -> dict[str, Any]:
-    """Write a chunk's records and results into `folder`; local pictures are read now."""
+    """Write a chunk's records and results into `folder`; pictures of the source's own folder are read now."""
     table: list[dict[str, Any]] = []
     with open_plan(job.plan) as plan, RecordWriter(folder / RECORDS_FILE) as writer:
         batch: list[dict[str, Any]] = []
         held = 0
-        for target in targets_of(plan, job.ids(chunk)):
-            if target.local:
-                result, image = read_local(Path(target.reference), job.limits.max_bytes)
-            else:
-                result = results[target.id]
-                image = (job.fetching(chunk) / str(target.id)).read_bytes() if result.reason is Reason.OK else b""
+        for target, result, image in _pictures(job, chunk, targets_of(plan, job.ids(chunk)), results):
             table.append({"target": target.id, **result.to_json()})
             if result.reason is not Reason.OK:
                 continue
-            captions, row_ids = captions_of(plan, target.id, job.source)
+            captions, row_ids = captions_of(plan, target.id, job.source, result.sha256)
+            if not captions:  # each of them expects other bytes
+                continue
             batch.append(
                 {
                     "id": row_name(job.source, target.row),
@@ -194,6 +199,7 @@ def _write_chunk(job: Job, chunk: int, folder: Path, *, results: Mapping[int, Fe
                     "sha256": result.sha256,
                     "captions": captions,
                     "row_ids": row_ids,
+                    "coco_id": target.coco_id,
                 }
             )
             held += len(image)
@@ -206,6 +212,39 @@ def _write_chunk(job: Job, chunk: int, folder: Path, *, results: Mapping[int, Fe
     return {"entry": vars(writer.entry())}
 
 
+def _pictures(
+    job: Job, chunk: int, targets: list[Target], results: Mapping[int, Fetched]
+) -> Iterator[tuple[Target, Fetched, bytes]]:
+    """Each target in order, with what became of it and its bytes; those of a bucket are asked for side by side."""
+
+    def get(target: Target) -> tuple[Target, Fetched, bytes]:
+        if not target.local:
+            result = results[target.id]
+            ok = result.reason is Reason.OK
+            return target, result, (job.fetching(chunk) / str(target.id)).read_bytes() if ok else b""
+        started = time.monotonic()
+        result, image = _read_picture(job, target)
+        return target, replace(result, milliseconds=round(1000 * (time.monotonic() - started))), image
+
+    if job.bucket is None:
+        yield from map(get, targets)
+        return
+    with ThreadPoolExecutor(BUCKET_READS) as threads:
+        for first in range(0, len(targets), BUCKET_READS):  # in groups: no more than these are in memory
+            yield from threads.map(get, targets[first : first + BUCKET_READS])
+
+
+def _read_picture(job: Job, target: Target) -> tuple[Fetched, bytes]:
+    path = Path(target.reference)
+    if job.bucket is None or job.root is None:
+        return read_local(path, job.limits.max_bytes)
+    try:
+        image = job.bucket.read(path.relative_to(job.root).as_posix(), job.limits.max_bytes + 1)
+    except FileNotFoundError:
+        return Fetched(Reason.FILE_MISSING), b""
+    return judge_bytes(image, job.limits.max_bytes)
+
+
 def read_local(path: Path, max_bytes: int) -> tuple[Fetched, bytes]:
     """A local picture's bytes and what became of it; the bytes are empty unless the reason is OK."""
     try:
@@ -215,6 +254,11 @@ def read_local(path: Path, max_bytes: int) -> tuple[Fetched, bytes]:
             image = stream.read(max_bytes + 1)
     except OSError as error:
         return Fetched(Reason.FILE_MISSING, type(error).__name__), b""
+    return judge_bytes(image, max_bytes)
+
+
+def judge_bytes(image: bytes, max_bytes: int) -> tuple[Fetched, bytes]:
+    """Whether bytes are a picture's; `image` holds at most one more than `max_bytes` of them."""
     if len(image) > max_bytes:
         return Fetched(Reason.TOO_LARGE, f"more than {max_bytes} bytes"), b""
     if not image:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import re
 import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Self
@@ -44,6 +46,7 @@ class Limits:
     per_host: int
     connect_seconds: float
     total_seconds: float
+    row_seconds: float
     max_bytes: int
     max_redirects: int
     retries: int
@@ -54,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What became of one URL. Free of clock times and ports, so that equal answers give equal results."""
+    """What became of one URL. Free of ports and, but for `milliseconds`, of times: equal answers give equal results."""
 
     reason: Reason
     detail: str | None = None
@@ -62,6 +65,8 @@ class Fetched:
     http_status: int | None = None
     bytes: int | None = None
     sha256: str | None = None  # hex, of the body
+    passing: bool = field(default=False, compare=False)  # whether asking again another day may end otherwise
+    milliseconds: int | None = field(default=None, compare=False)  # of asking: neither queues nor waits between tries
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, for the journal."""
@@ -160,39 +165,53 @@ class Fetcher:
         """Fetch a URL that passed the rules; a picture's bytes are then in the file `body`, otherwise it is not there.
 
         Tries again what may pass (timeouts, broken connections, 429 and 5xx), waiting longer each time or as long as
-        the server asks. Raises OSError when the disk fails; everything that the network does is in the result.
+        the server asks; tries and waits together take at most `row_seconds`. Raises OSError when the disk fails;
+        everything that the network does is in the result.
         """
-        for attempt in range(self._limits.retries + 1):
-            answer = await self._follow(url, body)
-            if not answer.passing or attempt == self._limits.retries:
+        limits = self._limits
+        asked = waited = 0.0
+        for attempt in range(limits.retries + 1):
+            answer, seconds = await self._follow(url, body, limits.row_seconds - asked - waited)
+            asked += seconds
+            if not answer.passing or attempt == limits.retries:
                 break
-            wait = self._limits.backoff_seconds * 2**attempt * random.uniform(0.5, 1.5)
-            await asyncio.sleep(min(max(wait, answer.retry_after or 0.0), self._limits.total_seconds))
-        return answer.result
+            wait = max(limits.backoff_seconds * 2**attempt * random.uniform(0.5, 1.5), answer.retry_after or 0.0)
+            if asked + waited + wait >= limits.row_seconds:
+                break
+            await asyncio.sleep(wait)
+            waited += wait
+        return replace(answer.result, passing=answer.passing, milliseconds=round(asked * 1000))
 
-    async def _follow(self, url: URL, body: Path) -> _Answer:
-        """One try: the URL and its redirects, within the total deadline (waiting for a free slot not counted)."""
-        left = self._limits.total_seconds
-        for _ in range(self._limits.max_redirects + 1):
+    async def _follow(self, url: URL, body: Path, most: float) -> tuple[_Answer, float]:
+        """One try: the URL and its redirects, within the total deadline, and the seconds that it took.
+
+        `most` is what the row has left; waiting for a free slot does not count.
+        """
+        limits, asked = self._limits, 0.0
+        for _ in range(limits.max_redirects + 1):
             if self._hosts is not None and url.host not in self._hosts:
-                return _Answer(Fetched(Reason.DNS_FAILURE, final_url=str(url)))
+                return _Answer(Fetched(Reason.DNS_FAILURE, final_url=str(url))), asked
             async with self._slot(url.raw_host or ""):
                 started = time.monotonic()
                 try:
-                    async with asyncio.timeout(left):
+                    async with asyncio.timeout(min(limits.total_seconds, most) - asked):
                         answer = await self._ask(url, body)
                 except TimeoutError:
-                    seconds = f"not done within {self._limits.total_seconds:g} s"
-                    return _Answer(Fetched(Reason.TIMEOUT, seconds, str(url)), passing=True)
-                left -= time.monotonic() - started
+                    seconds = f"not done within {limits.total_seconds:g} s"
+                    return _Answer(
+                        Fetched(Reason.TIMEOUT, seconds, str(url)), passing=True
+                    ), time.monotonic() - started + asked
+                finally:
+                    asked += time.monotonic() - started
             if answer.location is None:
-                return answer
-            target = check_url(answer.location, max_length=self._limits.max_url_length, base=url)
+                return answer, asked
+            target = check_url(answer.location, max_length=limits.max_url_length, base=url)
             if isinstance(target, Reason):
-                return _Answer(Fetched(target, "where it redirects to", str(url), answer.result.http_status))
+                detail = "where it redirects to"
+                return _Answer(Fetched(target, detail, str(url), answer.result.http_status)), asked
             url = target
-        detail = f"more than {self._limits.max_redirects}"
-        return _Answer(Fetched(Reason.TOO_MANY_REDIRECTS, detail, None, answer.result.http_status))
+        detail = f"more than {limits.max_redirects}"
+        return _Answer(Fetched(Reason.TOO_MANY_REDIRECTS, detail, None, answer.result.http_status)), asked
 
     async def _ask(self, url: URL, body: Path) -> _Answer:
         """One request, without following redirects."""
@@ -206,7 +225,7 @@ class Fetcher:
                     return _Answer(
                         Fetched(reason, f"status {status}", str(url), status),
                         passing=status in PASSING_STATUSES,
-                        retry_after=_seconds(response.headers.get("Retry-After")),
+                        retry_after=_seconds(response.headers.get("Retry-After"), response.headers.get("Date")),
                     )
                 return _Answer(await self._save(response, url, body))
         except aiohttp.ClientConnectorDNSError as error:
@@ -266,8 +285,14 @@ class Fetcher:
             yield
 
 
-def _seconds(retry_after: str | None) -> float | None:
-    """The delay that a server asks for; its other form, a date, needs clocks that agree and is left alone."""
-    if retry_after is None or not retry_after.strip().isdecimal() or len(retry_after) > 9:
+def _seconds(retry_after: str | None, now: str | None) -> float | None:
+    """The delay that a server asks for, in seconds or as a date, which the server's own `now` makes a delay."""
+    if retry_after is None or len(retry_after) > 99:
         return None
-    return float(retry_after)
+    if re.fullmatch(r"\s*[0-9]{1,9}\s*", retry_after):
+        return float(retry_after)
+    try:
+        seconds = (parsedate_to_datetime(retry_after) - parsedate_to_datetime(now or "")).total_seconds()
+    except (ValueError, TypeError, OverflowError):  # no dates, or one with a time zone and one without
+        return None
+    return max(seconds, 0.0)

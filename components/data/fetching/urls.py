@@ -30,6 +30,9 @@ FORBIDDEN_NETWORKS = tuple(
         "fec0::/10",  # site-local, deprecated
     )
 )
+CREDENTIALS = re.compile(
+    r"(?:(?<=//)|(?<=\\\\)|^(?=[^/?#]*:))[^/?#\s]*@"
+)  # after // or \\\\, or "user:word@" at the start
 UNPARSABLE = (ValueError, IndexError)  # the second from yarl 1.25 on "http://[]@"
 NAT64 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
 
@@ -72,6 +75,11 @@ def check_url(text: str, *, max_length: int = MAX_URL_LENGTH, base: URL | None =
     except UNPARSABLE:
         return Reason.URL_INVALID
     return url if len(str(url)) <= max_length else Reason.URL_TOO_LONG
+
+
+def mask_credentials(text: str) -> str:
+    """`text` with what stands before an "@" in the place of a URL's host masked: no password goes into an outcome."""
+    return CREDENTIALS.sub("***@", text)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -60,7 +60,7 @@ def read_folder(root: Path, names: Iterable[str] | None = None) -> Iterator[Sour
         raise UserError(f"{root} is not a folder: set the source's `path` and `images` to the folder of pictures")
     inside = inside_of(root)
     row = 0
-    for name in _walk(root) if names is None else sorted(names, key=_walked):
+    for name in _walk(root) if names is None else names:
         parts = PurePosixPath(name).parts
         if PurePosixPath(name).suffix.lower() not in PICTURE_SUFFIXES or any(part.startswith(".") for part in parts):
             continue
@@ -79,12 +79,6 @@ def _walk(root: Path) -> Iterator[str]:
         folders.sort()
         for file in sorted(files):
             yield (Path(folder) / file).relative_to(root).as_posix()
-
-
-def _walked(name: str) -> list[tuple[bool, str]]:
-    """A key that sorts names into the order of `_walk`."""
-    *folders, file = name.split("/")
-    return [*((True, folder) for folder in folders), (False, file)]
 
 
 def _beside(picture: Path) -> Sequence[str | Reason]:

@@ -1,0 +1,63 @@
+"""Opening finished chunks again for what failed for a reason that can pass; all else in them stays as it is."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from components.data.fetching.chunks import JOURNAL_FILE, RECORDS_FILE, RESULTS_FILE, Job, note_result, read_results
+from components.data.fetching.http import Fetched
+from components.data.fetching.plan import open_plan, targets_of
+from components.io.outcomes import Reason
+from components.io.records import open_records, row_name
+
+
+def passing_failures(job: Job) -> int:
+    """How many targets failed for a reason that can pass: timeouts, broken connections, 429, 5xx."""
+    return sum(int(pc.sum(table["passing"]).as_py() or 0) for table in read_results(job))
+
+
+def reopen(job: Job) -> None:
+    """Make each finished chunk with such a failure an unfinished one that has everything else.
+
+    Killed at any moment and called again, it goes on where it was.
+    """
+    for chunk in range(job.chunks):
+        if job.finished(chunk) and passing_in(job, chunk):
+            _reopen(job, chunk)
+
+
+def passing_in(job: Job, chunk: int) -> int:
+    """How many targets of a finished chunk failed for a reason that can pass."""
+    table = pq.read_table(job.folder(chunk) / RESULTS_FILE, columns=["passing"])
+    return int(pc.sum(table["passing"]).as_py() or 0)
+
+
+def _reopen(job: Job, chunk: int) -> None:
+    fetching, finished = job.fetching(chunk), job.folder(chunk)
+    staged = fetching.with_name(f"{fetching.name}.partial")
+    for leftover in (staged, fetching):
+        shutil.rmtree(leftover, ignore_errors=True)
+    staged.mkdir()
+    records = open_records(finished / RECORDS_FILE)
+    place = {name: index for index, name in enumerate(records["id"].to_pylist())}
+    with open_plan(job.plan) as plan:
+        targets = {target.id: target for target in targets_of(plan, job.ids(chunk))}
+    with (staged / JOURNAL_FILE).open("w", encoding="utf-8") as journal:
+        for values in pq.read_table(finished / RESULTS_FILE).to_pylist():
+            target = targets[values.pop("target")]
+            if target.local or values["passing"]:
+                continue
+            result = Fetched.from_json(values)
+            if result.reason is Reason.OK:
+                index = place.get(row_name(job.source, target.row))
+                if index is None:  # all of its rows expect other bytes, so nobody kept these
+                    continue
+                (staged / str(target.id)).write_bytes(records["image"][index].as_py())
+            note_result(journal, target.id, result)
+    staged.rename(fetching)
+    trash = finished.with_name(f"{finished.name}.partial")  # what `run_partition` sweeps away, should we not get to it
+    finished.rename(trash)
+    shutil.rmtree(trash)
