@@ -33,6 +33,18 @@ def neighbours(
     distances, three arrays of one length, sorted by query, then corpus index. `bands` is chosen for the least work (0
     compares every pair, which for few hashes or a wide distance is the least) and changes nothing else.
     """
+    return _search(queries, corpus, max_distance, bands, once=False)
+
+
+def pairs_within(hashes: NDArray[np.uint64], max_distance: int) -> Pairs:
+    """Every pair i < j of `hashes` (n, words) at most `max_distance` bits apart: i, j and the distances."""
+    return _search(hashes, hashes, max_distance, None, once=True)
+
+
+def _search(
+    queries: NDArray[np.uint64], corpus: NDArray[np.uint64], max_distance: int, bands: int | None, *, once: bool
+) -> Pairs:
+    """`neighbours`; with `once` only pairs i < j, which spares a set every hash's pair with itself."""
     bits = 64 * corpus.shape[1]
     if len(queries) == 0 or len(corpus) == 0:
         return _unique_pairs([], len(corpus))
@@ -43,6 +55,8 @@ def neighbours(
         for start in range(0, len(queries), step):
             apart = distances(queries[start : start + step, None], corpus)
             left, right = np.nonzero(apart <= max_distance)
+            kept = left + start < right if once else slice(None)
+            left, right = left[kept], right[kept]
             found.append((left + start, right, apart[left, right]))
         return _unique_pairs(found, len(corpus))
     radius, remainder = divmod(min(max_distance, bits), count)
@@ -61,17 +75,13 @@ def neighbours(
             probe = query_keys ^ mask
             low = starts[probe]
             for left, right in _expand(low, starts[probe + 1] - low, order):
+                if once:
+                    first = left < right
+                    left, right = left[first], right[first]
                 apart = distances(queries[left], corpus[right])
                 near = apart <= max_distance
                 found.append((left[near], right[near], apart[near]))
     return _unique_pairs(found, len(corpus))
-
-
-def pairs_within(hashes: NDArray[np.uint64], max_distance: int) -> Pairs:
-    """Every pair i < j of `hashes` (n, words) at most `max_distance` bits apart: i, j and the distances."""
-    left, right, apart = neighbours(hashes, hashes, max_distance)
-    once = left < right
-    return left[once], right[once], apart[once]
 
 
 def _choose_bands(queries: int, corpus: int, bits: int, max_distance: int) -> int:
