@@ -16,8 +16,8 @@ class ProtectedList(BaseModel, frozen=True, extra="forbid"):
     """A list of pictures to keep out, whether the pictures themselves are on this machine or not."""
 
     path: Path = Field(
-        description="JSON (RefCOCO's refs, Karpathy, COCO, VQA, ALBEF, NLVR2, {split: [ids]}), JSON lines, or text "
-        "with one name or id a line"
+        description="JSON (Karpathy, COCO, VQA, ALBEF, NLVR2, {split: [ids]}), JSON lines, RefCOCO's refs(unc).p, or "
+        "text with one name or id a line"
     )
     splits: tuple[str, ...] = Field(default=(), description="splits of the list that count; empty: all of it")
     ids: Literal["coco", "flickr", "visual_genome"] = Field(

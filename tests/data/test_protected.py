@@ -1,6 +1,7 @@
 """Protected lists: names in every layout, synonyms, and pictures that leak by name, through others, or as crops."""
 
 import json
+import pickle
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -144,6 +145,12 @@ def test_layouts(tmp_path, content, splits, names):
     assert set(listed_names("list", write(tmp_path / "list.json", content), splits, "coco")) == names
 
 
+def test_refcoco_pickle(tmp_path):
+    refs = [{"ref_id": 1, "image_id": 5, "split": "testA"}, {"ref_id": 2, "image_id": 6, "split": "train"}]
+    (tmp_path / "refs(unc).p").write_bytes(pickle.dumps(refs, protocol=2))
+    assert listed_names("refs", tmp_path / "refs(unc).p", ("testA",), "coco") == {"coco:5": ("refs", "testA", "coco:5")}
+
+
 def test_where_a_name_comes_from(tmp_path):
     entry = {"split": "testA", "image_id": 5, "flickr_url": "http://flickr.com/photos/x/66666/"}
     found = listed_names("refs", write(tmp_path / "a.json", [entry]), ("testA",), "coco")
@@ -159,7 +166,7 @@ def test_where_a_name_comes_from(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "splits", "message"),
     [
-        ("refs(unc).p", "x", (), "is a pickle"),
+        ("refs(unc).p", "cos\nsystem\n(S'true'\ntR.", (), "not plain data"),
         ("a.json", "{nonsense", (), "is not JSON"),
         ("a.json", "{}", (), "holds no list of pictures"),
         ("a.json", "[" * 100_000, (), "a.json is"),

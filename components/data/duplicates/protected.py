@@ -33,10 +33,15 @@ class Origin(NamedTuple):
 def read_entries(path: Path) -> Iterator[Entry]:
     """The entries of a list of pictures: JSON in its many layouts, JSON lines, or text with one name a line.
 
+    A pickle is read where it holds plain data alone, as RefCOCO's ``refs(unc).p``.
+
     Raises UserError when the file is missing, not UTF-8, or of none of these layouts.
     """
-    if path.suffix.lower() in (".p", ".pkl", ".pickle"):
-        raise UserError(f"{path} is a pickle, which can run code when it is read: give its contents as JSON")
+    if path.suffix.lower() in (".p", ".pkl", ".pickle"):  # RefCOCO's refs(unc).p
+        from components.data.tasks.items import load_plain_pickle
+
+        yield from _entries(path, load_plain_pickle(path))
+        return
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
