@@ -18,6 +18,7 @@ from components.io.errors import UserError
 
 # one slash as well as two: pathlib folds them, and parameters and options are paths
 S3_PLACE = re.compile(r"s3:/{1,2}(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>.*))?")
+PAGE_KEYS = 1000  # per answer; S3 gives no more
 MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 
 
@@ -150,7 +151,9 @@ class S3Storage:
         """See `Storage`. Empty objects named like folders, which some tools leave, are left out."""
         start = f"{self.prefix}/" if self.prefix else ""
         with self._errors(""):
-            for page in self._s3().get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=start):
+            pages = self._s3().get_paginator("list_objects_v2")
+            size = {"PageSize": PAGE_KEYS}
+            for page in pages.paginate(Bucket=self.bucket, Prefix=start, PaginationConfig=size):
                 for item in page.get("Contents", ()):
                     if not item["Key"].endswith("/"):
                         yield Entry(item["Key"][len(start) :], item["Size"], item["ETag"].strip('"'))

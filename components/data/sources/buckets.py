@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from components.data.sources.json_lists import IMAGE_DATA_FILE
 from components.io.errors import UserError
 from components.io.records import sha256_file
 from components.io.storage import Entry, Storage, open_storage
@@ -30,13 +31,25 @@ class Bucket:
                 yield str(json.loads(line)[0])
 
     def copy_lists(self, wanted: str | None, folder: Path) -> None:
-        """Copy the list `wanted`, or whatever may be one (or a picture's captions), into `folder`."""
+        """Copy the list `wanted`, or whatever may be one (or a picture's captions), into `folder`.
+
+        Raises UserError when `wanted` is not there.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        found = wanted is None
         for name in self.names():
             pure = PurePosixPath(name)
             if pure.is_absolute() or ".." in pure.parts:  # a key may be any text
                 continue
-            if name == wanted or (wanted is None and pure.suffix.lower() in LIST_SUFFIXES):
+            found = found or name == wanted
+            if (
+                name == wanted
+                or pure.name == IMAGE_DATA_FILE
+                or (wanted is None and pure.suffix.lower() in LIST_SUFFIXES)
+            ):
                 self.storage.download(name, folder / name)
+        if not found:
+            raise UserError(f"{self.storage.place}/{wanted} does not exist: set the source's `list` to an object there")
 
 
 def open_bucket(place: Path, work: Path) -> Bucket:
