@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 
 from components.io.errors import UserError
 from components.io.records import Manifest, open_records, read_manifest, sha256_file
+from components.io.storage import is_s3
+
+if TYPE_CHECKING:
+    from components.io.shard_cache import ShardCache
 
 
 class ShardReader:
@@ -21,13 +25,26 @@ class ShardReader:
 
     Shards are memory-mapped when first touched, in whichever process touches them, so a reader can be pickled or
     forked into data-loading workers. Raises UserError when the folder has no manifest or a shard is missing or damaged.
+
+    With `cache`, or where `folder` is ``s3://…``, shards are fetched when touched and at most `cache_bytes` of them
+    kept in the folder `cache`; read in an order of few shards at a time then (`components.io.order`).
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest: Manifest = read_manifest(folder)
+    def __init__(self, folder: Path | str, *, cache: Path | None = None, cache_bytes: int | None = None) -> None:
+        self._cache: ShardCache | None = None
+        if cache is not None or is_s3(folder):
+            from components.io.shard_cache import CACHE_BYTES, ShardCache
+
+            self._cache = ShardCache(folder, cache or Path("work/shards"), cache_bytes or CACHE_BYTES)
+        self.folder = Path(folder) if self._cache is None else self._cache.home
+        self.manifest: Manifest = read_manifest(self.folder)
         self._ends = list(accumulate(file.rows for file in self.manifest.files))
         self._tables: dict[int, pa.Table] = {}
+
+    @property
+    def rows_per_shard(self) -> list[int]:
+        """Pictures in each shard, in order."""
+        return [file.rows for file in self.manifest.files]
 
     def __len__(self) -> int:
         """Pictures."""
@@ -44,13 +61,14 @@ class ShardReader:
         return record
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """One field of all records, in order. Of `image` only what is touched is read."""
+        """One field of all records, in order. Of `image` only what is touched is read, unless there is a cache."""
         if not self.manifest.files:
             return pa.chunked_array([], pa.null())
-        return pa.chunked_array(
-            [chunk for shard in range(len(self._ends)) for chunk in self._table(shard)[name].chunks],
-            self._table(0).schema.field(name).type,
-        )
+        parts: list[pa.Array] = []
+        for shard in range(len(self._ends)):
+            chunks = self._table(shard)[name]
+            parts += chunks.chunks if self._cache is None else [_copied(chunks)]  # a fetched shard may have to go
+        return pa.chunked_array(parts, self._table(0).schema.field(name).type)
 
     @property
     def captions(self) -> list[list[str]]:
@@ -68,19 +86,39 @@ class ShardReader:
         return np.stack([pictures, places], axis=1)
 
     def _table(self, shard: int) -> pa.Table:
-        if shard not in self._tables:
-            entry = self.manifest.files[shard]
-            table = open_records(self.folder / entry.name)
-            if table.num_rows != entry.rows:
-                raise UserError(
-                    f"{self.folder / entry.name} holds {table.num_rows} records where its manifest says {entry.rows}: "
-                    "run the stage that writes it again"
-                )
-            self._tables[shard] = table
-        return self._tables[shard]
+        if shard in self._tables:
+            if self._cache is not None:
+                self._tables[shard] = self._tables.pop(shard)  # the last one used stands last
+            return self._tables[shard]
+        entry = self.manifest.files[shard]
+        path = self.folder / entry.name
+        if self._cache is not None:
+            self._let_go(entry.bytes, self._cache.limit)
+            table = self._cache.open(entry)
+        else:
+            table = open_records(path)
+        if table.num_rows != entry.rows:
+            raise UserError(
+                f"{path} holds {table.num_rows} records where its manifest says {entry.rows}: "
+                "run the stage that writes it again"
+            )
+        self._tables[shard] = table
+        return table
+
+    def _let_go(self, needed: int, limit: int) -> None:
+        """Unmap the longest unused shards: a mapped file takes its room on the disk even when it was removed."""
+        while self._tables and needed + sum(self.manifest.files[shard].bytes for shard in self._tables) > limit:
+            del self._tables[next(iter(self._tables))]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tables": {}}  # a memory map is this process's own
+
+
+def _copied(chunks: pa.ChunkedArray) -> pa.Array:
+    """A column in memory of its own."""
+    whole = chunks.combine_chunks()
+    whole = whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)
+    return whole.take(pa.array(range(len(whole))))
 
 
 def verify(folder: Path) -> list[str]:
