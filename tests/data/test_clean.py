@@ -85,9 +85,35 @@ def test_what_becomes_of_each_row(raw, tmp_path):
     assert manifest.extra["changes"]["picture_png"] == 1
     assert manifest.extra["changes"]["caption_truncated"] == 1
     detail = {row["row_id"]: row["detail"] for row in read_outcomes(out).to_pylist()}
-    assert detail["web/000000006"] == "picture: png"
+    assert detail["web/000000006"] == "picture: png; caption: 2 words cut"
     assert detail["web/000000010"] == "5000 characters"
+    assert detail["web/000000005"] == "20 x 20 pixels"
+    assert detail["web/000000009"] == "a web page"
+    assert manifest.extra["rejects"] == {
+        "caption_empty": 3, "caption_too_long": 1, "image_too_small": 1, "truncated_image": 2, "undecodable": 1,
+    }  # fmt: skip
+    assert manifest.extra["changes"] == {
+        "caption_changed": 10, "caption_lower_case": 9, "caption_punctuation": 4, "caption_spaces": 1,
+        "caption_tags": 1, "caption_truncated": 1, "caption_words": 1, "picture_png": 1,
+    }  # fmt: skip
     assert not (tmp_path / "work" / "clean").exists() or not list((tmp_path / "work" / "clean").iterdir())
+
+
+def test_a_token_cap_by_a_tokenizer(raw, tmp_path):
+    from components.data.tokenizer import bert_tokenizer
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "pic", "##ture", *(f"{i}" for i in range(6))]
+    bert_tokenizer({name: index for index, name in enumerate(names)}).save(tmp_path / "tokenizer.json")
+    params = CleanParams(picture={"min_side": 32}, caption={"max_tokens": 4, "tokenizer": tmp_path / "tokenizer.json"})
+    clean(params, raw=raw, clean=tmp_path / "out", runtime=Runtime(processes=1, work=tmp_path / "work"))
+    got = {one["id"]: one["captions"] for one in all_records(tmp_path / "out")}
+    assert got["album/000000003"] == ["picture"]  # [CLS] pic ##ture [SEP]; the number would be the fifth
+    assert got["web/000000000"] == ["a cat", "the cat"]
+    changes = read_manifest(tmp_path / "out").extra["changes"]
+    assert changes["caption_tokens"] == changes["caption_truncated"] == 8
+    missing = params.model_copy(update={"caption": params.caption.model_copy(update={"tokenizer": tmp_path / "no"})})
+    with pytest.raises(UserError, match="no"):
+        clean(missing, raw=raw, clean=tmp_path / "out", runtime=Runtime(processes=1, work=tmp_path / "work"))
 
 
 def test_same_bytes_on_one_process_and_two(raw, tmp_path):

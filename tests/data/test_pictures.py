@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from components.data.cleaning.pictures import Picture, PictureParams, normalise, open_picture
+from components.data.cleaning.pictures import Picture, PictureParams, normalise, open_picture, why
 from components.io.outcomes import Reason
 
 PARAMS = PictureParams(min_side=8)
@@ -225,6 +225,36 @@ def test_scaling_down(resample):
     assert np.abs(pixels(picture.data) - np.asarray(scene().resize((24, 16)))).mean() < 6
     small = save(scene(size=(24, 24)), "JPEG")
     assert kept(small, params).data == small
+
+
+def test_a_jpeg_is_scaled_down_from_a_smaller_decode():
+    large = scene(size=(1200, 801))
+    params = PictureParams(min_side=8, max_side=100)
+    picture = kept(save(large, "JPEG"), params)
+    assert (picture.width, picture.height) == (100, 67)
+    assert np.abs(pixels(picture.data) - np.asarray(large.resize((100, 67), Image.Resampling.LANCZOS))).mean() < 3
+    exif = Image.Exif()
+    exif[274] = 6
+    lying = kept(save(large, "JPEG", exif=exif), params)
+    assert (lying.width, lying.height, lying.changes) == (67, 100, ("orientation", "scaled"))
+    grey = kept(save(large.convert("L"), "JPEG"), params)
+    assert (grey.width, grey.height) == (100, 67)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "no bytes"),
+        (b" \n", "no picture"),
+        (b"\xef\xbb\xbf\n <!DOCTYPE HTML><html>", "a web page"),
+        (b"<?xml version='1.0'?><svg/>", "an SVG drawing"),
+        (b"%PDF-1.4", "of no format that is read"),
+        (b"\x89PNG\r\n\x1a\n broken", None),
+        (save(scene(size=(64, 7)), "PNG"), "64 x 7 pixels"),
+    ],
+)
+def test_a_rejected_picture_says_why(data, said):
+    assert why(data, normalise(data, PARAMS)) == said
 
 
 def test_quality_and_format_by_parameter():

@@ -13,9 +13,10 @@ import numpy as np
 from PIL import Image, ImageFile
 
 from components.data.cleaning.rules import PictureParams
+from components.data.fetching.signatures import HEAD_BYTES, picture_format
 from components.io.outcomes import Reason
 
-__all__ = ["FORMATS", "Picture", "PictureParams", "normalise", "open_picture"]
+__all__ = ["FORMATS", "Picture", "PictureParams", "normalise", "open_picture", "why"]
 
 # Formats that hold one raster picture. Others that Pillow knows start programs (EPS) or are documents.
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF")
@@ -67,7 +68,9 @@ def normalise(data: bytes, params: PictureParams) -> Picture | Reason:
         refused = _judge_size(image.size, params)
         if refused is not None:
             return refused
+        size = image.size
         try:
+            _decode_small(image, params)
             image.load()
             upright, changes = _to_rgb(image)
         except MemoryError:
@@ -75,7 +78,7 @@ def normalise(data: bytes, params: PictureParams) -> Picture | Reason:
         except Exception as error:  # as above, in the picture's body
             cut = _cut_short(data) or "truncated" in str(error).lower()
             return Reason.TRUNCATED_IMAGE if cut else Reason.UNDECODABLE
-        upright, resized = _scale_down(upright, params)
+        upright, resized = _scale_down(upright, size, params)
         changes += resized
         if not changes and image.format == "JPEG":
             return Picture(data, *upright.size)
@@ -157,12 +160,31 @@ def _orientation(image: Image.Image) -> int:
     return value if isinstance(value, int) else 1
 
 
-def _scale_down(image: Image.Image, params: PictureParams) -> tuple[Image.Image, tuple[str, ...]]:
-    longest = max(image.size)
+def _target(size: tuple[int, int], params: PictureParams) -> tuple[int, int] | None:
+    """The size that a picture of `size` is scaled down to; None when it may stay."""
+    longest = max(size)
     if params.max_side is None or longest <= params.max_side:
+        return None
+    return max(1, round(size[0] * params.max_side / longest)), max(1, round(size[1] * params.max_side / longest))
+
+
+def _decode_small(image: ImageFile.ImageFile, params: PictureParams) -> None:
+    """Let a JPEG decode at a half, quarter or eighth, while that leaves the filter twice the pixels it needs."""
+    target = _target(image.size, params)
+    if target is not None and image.format == "JPEG":
+        image.draft(None, (2 * target[0], 2 * target[1]))  # type: ignore[arg-type]  # None keeps the mode
+
+
+def _scale_down(
+    image: Image.Image, size: tuple[int, int], params: PictureParams
+) -> tuple[Image.Image, tuple[str, ...]]:
+    """The upright picture scaled down, if need be; `size` is the declared one, perhaps of a picture that lay."""
+    target = _target(size, params)
+    if target is None:
         return image, ()
-    width, height = (max(1, round(side * params.max_side / longest)) for side in image.size)
-    return image.resize((width, height), Image.Resampling[params.resample.upper()]), ("scaled",)
+    if (size[0] >= size[1]) != (image.width >= image.height):
+        target = target[1], target[0]
+    return image.resize(target, Image.Resampling[params.resample.upper()]), ("scaled",)
 
 
 def _encode(image: Image.Image, params: PictureParams) -> bytes:
@@ -189,3 +211,23 @@ def _cut_short(data: bytes) -> bool:
     if data.startswith(b"BM"):
         return len(data) < int.from_bytes(data[2:6], "little")
     return False
+
+
+def why(data: bytes, reason: Reason) -> str | None:
+    """What a person may want to know of a rejected picture, from its first bytes; None when there is nothing to say."""
+    if reason in (Reason.IMAGE_TOO_SMALL, Reason.IMAGE_TOO_LARGE, Reason.IMAGE_ASPECT):
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                return f"{image.width} x {image.height} pixels"
+        except Exception:  # past Pillow's own limit
+            return None
+    if reason is Reason.UNDECODABLE:
+        start = data[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+        if not start:
+            return "no bytes" if not data else "no picture"
+        if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
+            return "a web page"
+        if start.startswith(b"<svg") or (start.startswith(b"<?xml") and b"<svg" in start):
+            return "an SVG drawing"
+        return "of no format that is read" if picture_format(data[:HEAD_BYTES]) is None else None
+    return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 
 class PictureParams(BaseModel, frozen=True, extra="forbid"):
@@ -35,9 +36,31 @@ class CaptionParams(BaseModel, frozen=True, extra="forbid"):
     web: bool = Field(
         default=True,
         description="first remove what only web pages have: HTML entities and tags, URLs, e-mail addresses, control "
-        "characters; compose Unicode (NFC). False: the published rules alone",
+        "characters and invisible ones; make words of placeholders such as <PERSON>; compose Unicode. False: the "
+        "published rules alone",
+    )
+    unicode: Literal["NFC", "NFKC"] = Field(
+        default="NFC", description="form of Unicode when `web` is on; NFKC also makes plain letters of ornate ones"
     )
     max_words: int = Field(default=30, ge=1, le=1000, description="words kept; the rest is cut")
+    max_tokens: int | None = Field(
+        default=None,
+        ge=3,
+        le=1000,
+        description="tokens kept, [CLS] and [SEP] counted, cut at a word's end (ALBEF trains on 25, and cuts while it "
+        "trains); null: no cap",
+    )
+    tokenizer: Path | None = Field(
+        default=None,
+        description="tokenizer.json whose tokens `max_tokens` counts; null: words and punctuation marks, as BERT "
+        "splits a text before it looks for word pieces",
+    )
     max_characters: int = Field(
         default=2000, ge=1, le=100_000, description="longer than this as it came in is no caption and is rejected"
     )
+
+    @model_validator(mode="after")
+    def _tokenizer_is_used(self) -> Self:
+        if self.tokenizer is not None and self.max_tokens is None:
+            raise ValueError("tokenizer counts tokens for max_tokens, which is not set: set it, or leave tokenizer out")
+        return self
