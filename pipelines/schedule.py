@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,18 +29,19 @@ def schedule(root: Path, *, notify: str = "", deployments: Path = DEPLOYMENTS, a
     from prefect.client.orchestration import get_client
     from prefect.settings import get_current_settings
 
-    if not get_current_settings().api.url:
+    url = get_current_settings().api.url
+    if not url:
         raise UserError("no Prefect server is set up: `prefect server start`, then set PREFECT_API_URL to its address")
     described = read_yaml(root / automations)["automations"]
     pools = {deployment["work_pool"]["name"] for deployment in read_yaml(root / deployments)["deployments"]}
     with get_client(sync_client=True) as client:
         if error := client.api_healthcheck():
-            raise UserError(f"no Prefect server answers at {client.api_url} ({type(error).__name__})")
+            raise UserError(f"no Prefect server answers at {url} ({type(error).__name__})")
         if notify:
             described = [*described, _notification(client, notify)]
         for pool in sorted(pools):
             _ensure_pool(client, pool)
-        _deploy(root, deployments)
+        _deploy(root, deployments, url)
         for automation in described:
             _ensure_automation(client, automation)
     return f"deployed; start a worker in {root.name}: prefect worker start --pool {' '.join(sorted(pools))}"
@@ -55,9 +57,10 @@ def _ensure_pool(client: Any, name: str) -> None:
         client.create_work_pool(WorkPoolCreate(name=name, type="process"))
 
 
-def _deploy(root: Path, deployments: Path) -> None:
+def _deploy(root: Path, deployments: Path, url: str) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PREFECT_API_URL": url}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise UserError(f"{deployments}: Prefect did not take it: {' '.join(' '.join(lines[-3:]).split())}")
@@ -107,7 +110,7 @@ def _notification(client: Any, notify: str) -> dict[str, Any]:
                 "type": "send-notification",
                 "block_document_id": str(block.id),
                 "subject": "vlp: {{ flow.name }} {{ flow_run.state.name }}",
-                "body": "{{ deployment.name }}, {{ flow_run.name }}: {{ flow_run.state.message }}\n{{ flow_run|ui_url }}",
+                "body": "{{ deployment.name }}: {{ flow_run.state.message }}\n{{ flow_run|ui_url }}",
             }
         ],
     }

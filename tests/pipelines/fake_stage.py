@@ -1,12 +1,14 @@
 """Stands in for ``vlp run`` in tests: writes a stage's outs from a digest of its deps and parameters.
 
-``python fake_stage.py NAME --option value …``; FAIL_STAGE=NAME makes that one fail with a message of its own.
+``python fake_stage.py NAME --option value …``; FAIL_STAGE=NAME makes that one fail with a message of its own. While
+there is a file ``hold`` that names the stage, it waits, after writing ``held``.
 """
 
 import hashlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from pipelines.dvcfile import Entry, read_entries
@@ -65,6 +67,11 @@ def main() -> int:
         return 2
     if os.environ.get("KILL_STAGE") == sys.argv[1]:
         os.kill(os.getpid(), 9)
+    hold = Path("hold")
+    if hold.is_file() and hold.read_text() == sys.argv[1]:
+        Path("held").write_text(str(os.getpid()))
+        while hold.is_file():
+            time.sleep(0.05)
     fake(os.environ["DVC_STAGE"])  # which DVC sets
     return 0
 

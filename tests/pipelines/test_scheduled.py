@@ -1,0 +1,139 @@
+"""Deployments on a real Prefect server and worker: a schedule, an overlap, a machine that dies, the run after."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ruamel.yaml import YAML
+
+from components.io.errors import UserError
+from pipelines import schedule as module
+from pipelines.params import read_yaml
+from pipelines.schedule import schedule
+
+ROOT = Path(__file__).resolve().parents[2]
+SILENT_SECONDS = 25  # Prefect's heartbeats are at least 30 s apart, so this is for runs that beat once
+
+pytestmark = [pytest.mark.slow, pytest.mark.prefect]
+
+
+def eventually(find: Callable[[], Any], what: str, seconds: float = 120) -> Any:
+    """What `find` returns once that is something."""
+    until = time.monotonic() + seconds
+    while True:
+        if found := find():
+            return found
+        assert time.monotonic() < until, f"in {seconds} s: no {what}"
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def worker(folder: Path, url: str, log: Path) -> Iterator[psutil.Process]:
+    """`prefect worker start` in a folder that is not the project's."""
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": url,
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
+    }
+    prefect = str(Path(sys.executable).with_name("prefect"))
+    with log.open("ab") as stream:
+        process = subprocess.Popen(
+            [prefect, "worker", "start", "--pool", "vlp"], cwd=folder, env=environment, stdout=stream, stderr=stream
+        )
+    here = psutil.Process(process.pid)
+    try:
+        yield here
+    finally:
+        kill(here)
+        process.wait()
+
+
+def kill(process: psutil.Process) -> None:
+    """SIGKILL to the process and all below it at once, as when a machine dies."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in [process, *process.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+@pytest.fixture
+def deployed(finished_project, prefect_server):
+    """The project's deployments, the nightly one every few seconds; and impatience with silent runs."""
+    for package in ("pipelines", "components", "models"):  # the rest of what a clone holds
+        shutil.copytree(ROOT / package, package, dirs_exist_ok=True)
+    Path("infra").mkdir()
+    described = read_yaml(ROOT / module.DEPLOYMENTS)
+    nightly = described["deployments"][0]
+    nightly["schedules"] = [{"interval": 4, "slug": "nightly"}]
+    YAML().dump(described, module.DEPLOYMENTS)
+    automations = read_yaml(ROOT / module.AUTOMATIONS)
+    automations["automations"][0]["trigger"]["within"] = SILENT_SECONDS
+    YAML().dump(automations, module.AUTOMATIONS)
+    finished_project.replace("pictures_per_shard: 1000", "pictures_per_shard: 999")
+    Path("hold").write_text("shard")
+    return finished_project
+
+
+def test_a_schedule_an_overlap_and_a_dead_machine(deployed, prefect_server, tmp_path):
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId, FlowRunFilter, FlowRunFilterId
+
+    assert schedule(deployed.folder).startswith("deployed")
+    with get_client(sync_client=True) as client:
+
+        def there() -> set[Any]:
+            return {(one.id, one.name) for one in [*client.read_deployments(), *client.read_automations()]}
+
+        before = there()
+        assert {"nightly", "weekly", "on-demand", "vlp: no sign of life", "vlp: take up"} <= {
+            name for _, name in before
+        }
+        nightly = client.read_deployment_by_name("data/nightly")
+        own = DeploymentFilter(id=DeploymentFilterId(any_=[nightly.id]))
+
+        def runs(*names: str) -> list[Any]:
+            found = client.read_flow_runs(deployment_filter=own, limit=200)
+            return [run for run in found if run.state.name in names]
+
+        with worker(tmp_path, prefect_server, tmp_path / "worker.log") as first:
+            eventually(Path("held").is_file, "stage that is held")
+            (run,) = runs("Running")
+            eventually(lambda: runs("Cancelled"), "run that is cancelled for the one before")
+            client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=False)
+            kill(first)
+        assert client.read_flow_run(run.id).state.is_running(), "a dead machine says nothing"
+        for other in runs("Scheduled", "Late"):
+            client.delete_flow_run(other.id)
+
+        eventually(lambda: client.read_flow_run(run.id).state.name == "AwaitingRetry", "run that is taken up")
+        client.pause_automation(client.find_automation("vlp: no sign of life").id)
+        Path("hold").unlink()
+        with worker(tmp_path, prefect_server, tmp_path / "worker.log"):
+            run = eventually(
+                lambda: (now := client.read_flow_run(run.id)).state.is_final() and now, "end of the run taken up"
+            )
+        assert (run.state.name, run.run_count) == ("Completed", 2), (tmp_path / "worker.log").read_text()
+        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])))
+        schedule(deployed.folder)
+        assert there() == before, "deployed again, not twice"
+    ended = {task.name: task.state.name for task in sorted(tasks, key=lambda task: task.start_time)}
+    assert ended["deduplicate"] == "Cached"
+    assert (ended["shard"], ended["validate"]) == ("Completed", "Completed")
+
+
+def test_no_such_block(deployed, prefect_server):
+    with pytest.raises(UserError, match="Prefect has no block slack-webhook/nobody: create it"):
+        schedule(deployed.folder, notify="slack-webhook/nobody")
+    with pytest.raises(UserError, match="write the notification block as TYPE/NAME"):
+        schedule(deployed.folder, notify="slack")
