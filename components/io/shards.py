@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from components.io.shard_cache import ShardCache
 
 
+BESIDE = ("tokenizer", "annotations")  # keys of a manifest that name a further file with its sha256
+
+
 class ShardReader:
     """The records of a folder (``data/shards``, ``data/tasks/TASK/SPLIT``, …) as a sequence of dictionaries.
 
@@ -124,8 +127,8 @@ def _copied(chunks: pa.ChunkedArray) -> pa.Array:
 def verify(folder: Path) -> list[str]:
     """What is wrong with a folder of records: one sentence per missing, truncated, altered or unlisted file.
 
-    Reads every byte. An empty list means that all files are exactly those of the manifest, the tokenizer included
-    where the manifest names one.
+    Reads every byte. An empty list means that all files are exactly those of the manifest, tokenizer and annotations
+    included where the manifest names them.
     """
     try:
         manifest = read_manifest(folder)
@@ -140,10 +143,11 @@ def verify(folder: Path) -> list[str]:
     problems += [
         f"{path.name} is not in the manifest" for path in sorted(folder.glob("*.arrow")) if path.name not in listed
     ]
-    tokenizer = manifest.extra.get("tokenizer")
-    if isinstance(tokenizer, dict):
-        problem = _compare(folder, str(tokenizer.get("file")), str(tokenizer.get("sha256")), None)
-        problems += [problem] if problem is not None else []
+    for beside in BESIDE:
+        listed_one = manifest.extra.get(beside)
+        if isinstance(listed_one, dict):
+            problem = _compare(folder, str(listed_one.get("file")), str(listed_one.get("sha256")), None)
+            problems += [problem] if problem is not None else []
     return problems
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
 from components.data.validate import ValidateParams, validate
 from components.io.errors import UserError
 from components.io.outcomes import outcome_schema, write_outcomes
-from components.io.records import RecordWriter, row_name, write_manifest
+from components.io.records import RECORD_SCHEMA, RecordWriter, row_name, write_manifest
 from components.io.runtime import Runtime
 
 Edit = Callable[[list[dict]], None]
@@ -119,7 +121,7 @@ def test_good_data_pass_and_are_documented(good: Path) -> None:
     suites = {suite["suite"]: suite for suite in results["suites"]}
     assert set(suites) == {
         *("raw", "raw-rows", "clean", "clean-rows", "unique", "unique-rows"),
-        *("shards", "shards-rows", "shards-files", "task-demo", "task-demo-rows"),
+        *("shards", "shards-rows", "shards-files", "schemas", "task-demo", "task-demo-rows"),
     }
     assert suites["task-demo"]["lines"] == 9
     assert {item["description"] for item in suites["unique-rows"]["expectations"]} >= {
@@ -137,7 +139,7 @@ def test_good_data_pass_and_are_documented(good: Path) -> None:
 def test_pages_need_no_network_and_their_links_lead_somewhere(good: Path) -> None:
     docs = good / "validation" / "docs"
     pages = sorted(docs.rglob("*.html"))
-    assert len(pages) == 23
+    assert len(pages) == 25
     for page in pages:
         text = page.read_text()
         assert "://" not in text, page
@@ -215,6 +217,99 @@ def test_every_planted_fault_is_found_with_its_offender(tmp_path: Path) -> None:
     assert f"{len(found)} of" in index
 
 
+def test_offenders_and_further_faults(tmp_path: Path) -> None:
+    """Schema, nulls, row names, doubled outcomes, unknown reasons, protected names: each by its own sentence."""
+
+    def clean(records: list[dict]) -> None:
+        records[1]["captions"][0] = None
+        records[2]["row_ids"].append("web/000000777")
+        records[3]["sha256"] = "XYZ"
+
+    def unique(records: list[dict]) -> None:
+        records[4]["url"] = "http://images.cocodataset.org/train2017/000000000077.jpg"
+        records[5]["coco_id"] = 77
+
+    build(
+        tmp_path,
+        edit={"clean": clean, "unique": unique},
+        rejected={"unique": [("web/000000000", "duplicate_exact"), ("web/000000099", "no_such_reason")]},
+    )
+    names = {"name": ["coco:77"], "task": ["refs"], "split": ["val"], "picture": ["coco:77"]}
+    pq.write_table(pa.table(names), tmp_path / "unique" / "protected.parquet")
+    with RecordWriter(
+        tmp_path / "raw/web/records-00000.arrow", RECORD_SCHEMA.append(pa.field("more", pa.int8()))
+    ) as writer:
+        for item in [record("web", index, decoded=False) for index in range(10)]:
+            writer.write(pa.Table.from_pylist([{**item, "more": 1, "coco_id": None}], writer._schema))
+    write_manifest(tmp_path / "raw/web", "raw", [writer.entry()])
+    with pytest.raises(UserError):
+        run(tmp_path)
+    found = failures(tmp_path)
+    assert found["clean", "null_captions"]["examples"] == [{"id": "web/000000002", "null_captions": 1}]
+    assert "every caption names the row" in found["clean", None]["sentence"]
+    assert found["clean", "sha256"]["examples"] == [{"id": "web/000000006", "sha256": "XYZ"}]
+    assert [line["id"] for line in found["unique", "protected"]["examples"]] == ["web/000000008", "web/000000010"]
+    assert found["unique-rows", "repeated"]["examples"] == [{"part": "all", "repeated": 1}]
+    assert found["unique-rows", "unknown"]["examples"] == [{"part": "all", "unknown": 1}]
+    assert "(raw/web/records-00000.arrow: more)" in found["schemas", None]["sentence"]
+    offenders = pq.read_table(tmp_path / "validation" / "offenders.parquet").to_pylist()
+    assert ("unique", "protected", "web/000000008", "1") in {
+        tuple(line[key] for key in ("suite", "column", "line", "value")) for line in offenders
+    }
+    assert {line["line"] for line in offenders if line["suite"] == "schemas"} == {"raw/web/records-00000.arrow: more"}
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    build(tmp_path)
+    table = pa.ipc.open_file(tmp_path / "clean/records-00000.arrow").read_all().drop_columns("sha256")
+    with (
+        pa.OSFile(str(tmp_path / "clean/records-00000.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as file,
+    ):
+        file.write_table(table)
+    with pytest.raises(UserError, match=r"clean/records-00000\.arrow has no column 'sha256'"):
+        run(tmp_path)
+
+
+def test_drift_from_a_baseline(good: Path, tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    shutil.copyfile(good / "validation" / "statistics.json", baseline)
+    build(tmp_path / "same")
+    run(tmp_path / "same", baseline=baseline)
+
+    def longer(records: list[dict]) -> None:
+        for item in records[:3]:
+            item["captions"][0] += " and more words than before"
+        for item in records[:4]:
+            item["width"] = item["height"] = 200
+
+    build(tmp_path, edit=dict.fromkeys(("clean", "unique", "shards"), longer))
+    run(tmp_path, baseline=baseline, max_words_drift=0.15, max_size_drift=0.4)
+    with pytest.raises(UserError, match=r"drift: at most 14\.0% of each source's captions differ in length") as error:
+        run(tmp_path, baseline=baseline, max_words_drift=0.14, max_size_drift=0.39)
+    assert "(such as clean/web: 0.15)" in str(error.value)
+    assert failures(tmp_path)["drift", "size_drift"]["examples"][0] == {"part": "clean/web", "size_drift": 0.4}
+
+    content = json.loads(baseline.read_text())
+    content["clean"]["sbu"] = content["clean"]["web"]
+    baseline.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"clean/sbu: 1"):  # a source that has gone
+        run(tmp_path / "same", baseline=baseline)
+    for wrong in ("[]", "{", '{"clean": {"web": 3}}'):
+        baseline.write_text(wrong)
+        with pytest.raises(UserError, match=r"is no statistics\.json"):
+            run(tmp_path, baseline=baseline)
+    with pytest.raises(UserError, match="where no file is"):
+        run(tmp_path, baseline=tmp_path / "gone.json")
+
+
+def test_the_first_page_counts_sources_as_papers_do(good: Path) -> None:
+    index = (good / "validation" / "docs" / "index.html").read_text()
+    numbers = "".join(f'<td class="number">{value}</td>' for value in ("10", "20", "2.00", "5.5", "0.0"))
+    assert f"<tr><td>web</td>{numbers}</tr>" in index
+    assert f"<tr><td>all</td>{numbers}</tr>" in index
+
+
 def test_damaged_shard_fails_the_gate_by_name(tmp_path: Path) -> None:
     build(tmp_path)
     path = tmp_path / "shards" / "records-00000.arrow"
@@ -270,6 +365,8 @@ def test_many_bad_rows_leave_small_results_and_pages(tmp_path: Path) -> None:
             "sha256": "0",
             "bytes": 0,
             "captions": 0,
+            "rows": 0,
+            "null_captions": 0,
         }
     )
     results = run_suites([picture_suite("raw", frame, ValidateParams(), decoded=False)], tmp_path / "docs", examples=5)
@@ -278,6 +375,12 @@ def test_many_bad_rows_leave_small_results_and_pages(tmp_path: Path) -> None:
     unique = next(item for item in results["suites"][0]["expectations"] if "unique" in item["expectation"])
     assert unique["observed"] == {"lines": size, "unexpected": size}
     assert len(unique["examples"]) == 5
+    offenders = pq.read_table(tmp_path / "offenders.parquet")  # all of them, in little room
+    broken = [item for item in results["suites"][0]["expectations"] if not item["success"]]
+    assert len(offenders) == sum(item["observed"]["unexpected"] for item in broken) == size * len(broken)
+    lines = offenders.filter(pc.equal(offenders["description"], unique["description"]))
+    assert set(lines["line"].to_pylist()) == set(frame["id"])
+    assert (tmp_path / "offenders.parquet").stat().st_size < 2_000_000
 
 
 def test_an_expectation_that_cannot_be_computed_fails_and_says_so(tmp_path: Path) -> None:
@@ -286,7 +389,8 @@ def test_an_expectation_that_cannot_be_computed_fails_and_says_so(tmp_path: Path
     from components.data.validation.expect import run_suites
     from components.data.validation.suites import picture_suite
 
-    frame = pd.DataFrame({"id": ["a"], "source": ["web"], "captions": [1]})
+    columns = {"id": "a", "source": "web", "captions": 1, "rows": 1, "null_captions": 0, "sha256": "0" * 64}
+    frame = pd.DataFrame({name: [value] for name, value in columns.items()})
     results = run_suites([picture_suite("raw", frame, ValidateParams(), decoded=False)], tmp_path / "docs", examples=5)
     (failed,) = [item for item in results["suites"][0]["expectations"] if not item["success"]]
     assert failed["column"] == "bytes"

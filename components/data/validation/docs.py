@@ -37,8 +37,11 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-def settle(docs: Path, results: Sequence[dict[str, Any]]) -> None:
-    """Rewrite the site in `docs`: ``index.html``, ``validations/SUITE.html``, ``expectations/SUITE.html``."""
+def settle(docs: Path, results: Sequence[dict[str, Any]], statistics: dict[str, Any]) -> None:
+    """Rewrite the site in `docs`: ``index.html``, ``validations/SUITE.html``, ``expectations/SUITE.html``.
+
+    `statistics`, those of the stage's JSON file, give the first page its table of sources.
+    """
     for suite in results:
         name = suite["suite"]
         (page,) = (docs / "validations" / name).rglob("*.html")
@@ -52,7 +55,7 @@ def settle(docs: Path, results: Sequence[dict[str, Any]]) -> None:
     (docs / STATIC).mkdir()
     (docs / STATIC / "docs.css").write_text(STYLE, encoding="utf-8")
     (docs / STATIC / "docs.js").write_text(SCRIPT, encoding="utf-8")
-    (docs / "index.html").write_text(_index(results), encoding="utf-8")
+    (docs / "index.html").write_text(_index(results, statistics), encoding="utf-8")
 
 
 def _write(path: Path, text: str, title: str) -> None:
@@ -69,7 +72,38 @@ def _write(path: Path, text: str, title: str) -> None:
     path.write_text(start + _BLANK.sub("\n", body).lstrip(), encoding="utf-8")
 
 
-def _index(results: Sequence[dict[str, Any]]) -> str:
+def _sources(statistics: dict[str, Any]) -> str:
+    """Pictures and texts of each source, as ALBEF's table 8 counts them, and what they are like."""
+    of_sources = statistics.get("unique", {})
+    if not of_sources:
+        return ""
+    lines = []
+    total = {"pictures": 0, "captions": 0, "words": 0.0, "bytes": 0}
+    for source, its in of_sources.items():
+        words = its["words_per_caption"]["mean"] or 0.0
+        lines.append(_source_line(html.escape(source), its["pictures"], its["captions"], words, its["bytes"]["sum"]))
+        total["pictures"] += its["pictures"]
+        total["captions"] += its["captions"]
+        total["words"] += words * its["captions"]
+        total["bytes"] += its["bytes"]["sum"]
+    words = total["words"] / total["captions"] if total["captions"] else 0.0
+    lines.append(_source_line("all", int(total["pictures"]), int(total["captions"]), words, int(total["bytes"])))
+    heads = ("pictures", "texts", "texts a picture", "words a text", "MB")
+    head = "".join(f'<th class="number">{text}</th>' for text in heads)
+    return (
+        f'<h2>Sources</h2>\n<table class="table">\n<thead><tr><th>source</th>{head}</tr></thead>\n<tbody>\n'
+        + "\n".join(lines)
+        + "\n</tbody>\n</table>\n"
+    )
+
+
+def _source_line(name: str, pictures: int, captions: int, words: float, size: int) -> str:
+    each = captions / pictures if pictures else 0.0
+    values = (f"{pictures:,}", f"{captions:,}", f"{each:.2f}", f"{words:.1f}", f"{size / 1e6:,.1f}")
+    return f"<tr><td>{name}</td>" + "".join(f'<td class="number">{value}</td>' for value in values) + "</tr>"
+
+
+def _index(results: Sequence[dict[str, Any]], statistics: dict[str, Any]) -> str:
     failed = [(suite["suite"], item) for suite in results for item in suite["expectations"] if not item["success"]]
     count = sum(len(suite["expectations"]) for suite in results)
     lines = []
@@ -99,9 +133,11 @@ def _index(results: Sequence[dict[str, Any]]) -> str:
 {chr(10).join(lines)}
 </tbody>
 </table>
+{_sources(statistics)}
 <p class="note">A line is a picture; in suites that end in <code>-rows</code> it is a part of the stage's rows (a
 source, a split, or all); in <code>shards-files</code> a problem with a file.
-Checked with Great Expectations; the numbers are in <code>results.json</code> beside this folder.</p>
+Checked with Great Expectations; the numbers are in <code>results.json</code> beside this folder, all offending lines in
+<code>offenders.parquet</code>, and what the sources are like in <code>statistics.json</code>.</p>
 </main>
 </body>
 </html>

@@ -13,6 +13,8 @@ from typing import Any
 os.environ["GX_ANALYTICS_ENABLED"] = "false"
 
 import great_expectations as gx
+import pyarrow as pa
+import pyarrow.parquet as pq
 from great_expectations.core.run_identifier import RunIdentifier
 
 from components.data.validation.docs import settle
@@ -20,12 +22,27 @@ from components.data.validation.suites import Suite
 
 RUN = RunIdentifier(run_name="vlp", run_time=datetime(2000, 1, 1, tzinfo=UTC))  # the clock must not enter the out
 SITE = "vlp"
+OFFENDERS_FILE = "offenders.parquet"
 
 
-def run_suites(suites: Sequence[Suite], docs: Path, examples: int) -> dict[str, Any]:
+OFFENDERS_SCHEMA = pa.schema(
+    [
+        ("suite", pa.string()),
+        ("description", pa.string()),  # of the expectation
+        ("column", pa.string()),  # null where two columns, or whole lines, are judged
+        ("line", pa.string()),  # the picture, the part of the rows, or the problem
+        ("value", pa.string()),
+    ]
+)
+
+
+def run_suites(
+    suites: Sequence[Suite], docs: Path, examples: int, statistics: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Run every suite on its frame, write Data Docs to the folder `docs`, and return the results.
 
-    Of each expectation at most `examples` offending lines are named, however many there are.
+    Of each expectation at most `examples` offending lines are named in results and docs, however many there are; all
+    of them stand in ``offenders.parquet`` beside `docs`. `statistics` by source go into the docs' first page.
     """
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
@@ -41,13 +58,15 @@ def run_suites(suites: Sequence[Suite], docs: Path, examples: int) -> dict[str, 
         },
     )
     source = context.data_sources.add_pandas(SITE)
-    results = [_run(context, source, suite, examples) for suite in suites]
+    docs.parent.mkdir(parents=True, exist_ok=True)
+    with pq.ParquetWriter(docs.parent / OFFENDERS_FILE, OFFENDERS_SCHEMA, compression="zstd") as offenders:
+        results = [_run(context, source, suite, examples, offenders) for suite in suites]
     context.build_data_docs(site_names=[SITE])
-    settle(docs, results)
+    settle(docs, results, statistics or {})
     return {"success": all(result["success"] for result in results), "suites": results}
 
 
-def _run(context: Any, source: Any, suite: Suite, examples: int) -> dict[str, Any]:
+def _run(context: Any, source: Any, suite: Suite, examples: int, offenders: pq.ParquetWriter) -> dict[str, Any]:
     batch = source.add_dataframe_asset(name=suite.name).add_batch_definition_whole_dataframe("all")
     stored = context.suites.add(gx.ExpectationSuite(name=suite.name, expectations=suite.expectations))
     definition = gx.ValidationDefinition(name=suite.name, data=batch, suite=stored)
@@ -60,12 +79,43 @@ def _run(context: Any, source: Any, suite: Suite, examples: int) -> dict[str, An
     (result,) = run.run_results.values()
     order = {expectation.description: place for place, expectation in enumerate(suite.expectations)}
     found = sorted(result.results, key=lambda item: order[item.expectation_config.description])
+    failed = {item.expectation_config.description for item in found if not item.success}
+    for expectation in suite.expectations:
+        if expectation.description in failed:
+            offenders.write_table(_offenders(batch, suite, expectation))
     return {
         "suite": suite.name,
         "success": bool(result.success),
         "lines": len(suite.frame),
         "expectations": [_summary(item, suite, examples) for item in found],
     }
+
+
+def _offenders(batch: Any, suite: Suite, expectation: Any) -> pa.Table:
+    """All lines that break an expectation: asked for again by themselves, since the docs would show every one."""
+    frame = suite.frame
+    columns = [getattr(expectation, name) for name in ("column", "column_A", "column_B") if hasattr(expectation, name)]
+    if columns:
+        found = batch.get_batch(batch_parameters={"dataframe": frame}).validate(
+            expectation, result_format={"result_format": "COMPLETE"}
+        )
+        frame = frame.iloc[(found.result or {}).get("unexpected_index_list") or []]
+    elif suite.label != "problem":  # how many lines there are is at fault, no line is
+        frame = frame.iloc[:0]
+    values = [frame[column].astype("str") for column in columns if column in frame]
+    size = len(frame)
+    return pa.table(
+        [
+            pa.repeat(suite.name, size),
+            pa.repeat(expectation.description, size),
+            pa.repeat(columns[0], size) if len(columns) == 1 else pa.nulls(size, pa.string()),
+            pa.array(frame[suite.label].astype("str"), pa.string()),
+            pa.array([" and ".join(line) for line in zip(*values, strict=True)], pa.string())
+            if values
+            else pa.nulls(size, pa.string()),
+        ],
+        schema=OFFENDERS_SCHEMA,
+    )
 
 
 def _summary(item: Any, suite: Suite, examples: int) -> dict[str, Any]:

@@ -50,6 +50,16 @@ def picture_suite(
         gxe.ExpectColumnValuesToBeBetween(
             column="captions", min_value=1, description="Every picture has at least one caption"
         ),
+        gxe.ExpectColumnValuesToBeBetween(
+            column="null_captions", max_value=0, description="No caption is missing (null)"
+        ),
+        gxe.ExpectColumnPairValuesToBeEqual(
+            column_A="captions", column_B="rows", description="Every caption names the row that it came from"
+        ),
+        gxe.ExpectColumnValuesToNotBeNull(column="sha256", description="Every picture has a sha256"),
+        gxe.ExpectColumnValuesToMatchRegex(
+            column="sha256", regex="^[0-9a-f]{64}$", description="Every sha256 has 64 hexadecimal digits"
+        ),
     ]
     if rows is not None:
         text = f"There are {rows} pictures, as many as the stage before handed on"
@@ -66,6 +76,10 @@ def picture_suite(
         text = "No picture stands in an evaluation split (by the sha256 of its file)"
         expectations.append(
             gxe.ExpectColumnValuesToBeBetween(column="leak", min_value=0, max_value=0, description=text)
+        )
+        text = "No picture bears a protected name (a COCO, Visual Genome or Flickr id, or a URL)"
+        expectations.append(
+            gxe.ExpectColumnValuesToBeBetween(column="protected", min_value=0, max_value=0, description=text)
         )
     return Suite(name, frame, "id", expectations)
 
@@ -117,6 +131,10 @@ def row_suite(name: str, frame: pd.DataFrame, max_reject_share: float, max_dupli
             max_value=max_reject_share,
             description=f"At most {max_reject_share:.1%} of the rows are rejected",
         ),
+        gxe.ExpectColumnValuesToBeBetween(column="repeated", max_value=0, description="No row has two outcomes"),
+        gxe.ExpectColumnValuesToBeBetween(
+            column="unknown", max_value=0, description="Every outcome has a known status and reason"
+        ),
     ]
     if "rows_before" in frame:
         text = "Every row that the stage before handed on has one outcome"
@@ -142,4 +160,31 @@ def file_suite(name: str, frame: pd.DataFrame) -> Suite:
         frame,
         "problem",
         [gxe.ExpectTableRowCountToEqual(value=0, description=text)],
+    )
+
+
+def schema_suite(name: str, frame: pd.DataFrame) -> Suite:
+    """Of all record files: each has the columns that records have."""
+    text = "Every record file has the columns and types of records"
+    return Suite(name, frame, "problem", [gxe.ExpectTableRowCountToEqual(value=0, description=text)])
+
+
+def drift_suite(name: str, frame: pd.DataFrame, max_words: float, max_size: float) -> Suite:
+    """Of the distances to the baseline: none is too far."""
+    return Suite(
+        name,
+        frame,
+        "part",
+        [
+            gxe.ExpectColumnValuesToBeBetween(
+                column="words_drift",
+                max_value=max_words,
+                description=f"At most {max_words:.1%} of each source's captions differ in length from the baseline's",
+            ),
+            gxe.ExpectColumnValuesToBeBetween(
+                column="size_drift",
+                max_value=max_size,
+                description=f"At most {max_size:.1%} of each source's pictures differ in size from the baseline's",
+            ),
+        ],
     )
