@@ -36,6 +36,7 @@ def pull(root: Path) -> int:
     from dvc.exceptions import CheckoutError, DownloadError
 
     with _repository(root) as repository:
+        _check_remote(repository)
         try:
             stats = repository.pull(run_cache=True)["stats"]
             return int(stats["fetched"])
@@ -59,6 +60,7 @@ def push(root: Path) -> int:
     from dvc.exceptions import UploadError
 
     with _repository(root) as repository:
+        _check_remote(repository)
         try:
             return int(repository.push(run_cache=True))
         except UploadError as error:
@@ -72,6 +74,13 @@ def refresh(root: Path) -> list[str]:
         if imports:
             repository.update(targets=[stage.addressing for stage in imports])
         return [str(out) for stage in imports for out in stage.outs]
+
+
+def _check_remote(repository: Any) -> None:
+    if not repository.config["core"].get("remote"):
+        raise UserError(
+            "no DVC remote is set up: `dvc remote add --default NAME URL`, where URL is a folder or s3://bucket/prefix"
+        )
 
 
 def _lacks(out: Any) -> bool:
@@ -91,6 +100,7 @@ def _some(names: list[str], most: int = 4) -> str:
 @contextmanager
 def _repository(root: Path) -> Iterator[Any]:
     """DVC's repository; what DVC or the storage's library raises for want of a remote comes out as UserError."""
+    from botocore.exceptions import BotoCoreError, ClientError
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
     from dvc_objects.fs.errors import AuthError, RemoteMissingDepsError
@@ -100,5 +110,5 @@ def _repository(root: Path) -> Iterator[Any]:
             yield repository
     except (DvcException, AuthError, RemoteMissingDepsError) as error:
         raise UserError(f"DVC: {error}") from error
-    except OSError as error:  # what s3fs and botocore raise for refused connections ends as one of these
+    except (OSError, BotoCoreError, ClientError) as error:  # refused connections, buckets that are not there
         raise UserError(f"the DVC remote does not answer: {error}") from error
