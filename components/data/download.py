@@ -110,7 +110,7 @@ def download(params: DownloadParams, *, source: str, input: Path, raw: Path, run
     from components.data.fetching.plan import write_plan
     from components.data.fetching.retrying import passing_failures, reopen
     from components.data.sources.buckets import open_bucket
-    from components.data.sources.lists import read_source
+    from components.data.sources.lists import images_folder, read_source
     from components.io.progress import progress
     from components.io.storage import is_s3
     from components.io.work import publish, run_partition, stage_work
@@ -147,8 +147,11 @@ def download(params: DownloadParams, *, source: str, input: Path, raw: Path, run
     limits = Limits(**params.model_dump(include=set(Limits.__dataclass_fields__)))
     with nullcontext(None) if served is None or targets == 0 else serve(served) as port:
         hosts = None if served is None else {place.host: port or 0}
-        pictures = (None, None) if bucket is None else (bucket.storage, lists)
-        job = Job(source, work / "plan", work, targets, params.records_per_file, limits, hosts, *pictures)
+        if bucket is None:
+            images, storage = images_folder(input, place.images), None
+        else:
+            images, storage = Path(place.images or ""), bucket.storage
+        job = Job(source, work / "plan", work, targets, params.records_per_file, limits, hosts, images, storage)
         if (work / PUBLISHED_FILE).is_file():
             reopen(job)
             (work / PUBLISHED_FILE).unlink()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -45,7 +46,8 @@ def input_digest(path: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")):
         if file.is_file():
-            digest.update(file.relative_to(path).as_posix().encode() + b"\0" + sha256_file(file).encode() + b"\0")
+            # the name's own bytes: they may be no UTF-8, and the locale may not be
+            digest.update(os.fsencode(file.relative_to(path).as_posix()) + b"\0" + sha256_file(file).encode() + b"\0")
     return digest.hexdigest()
 
 

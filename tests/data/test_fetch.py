@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from components.data.fetching.http import Fetched, Fetcher, Limits
+from components.data.fetching.http import Fetched, Fetcher, Limits, retry_delay
 from components.data.fetching.signatures import HEAD_BYTES, picture_format
 from components.io.outcomes import Reason
 
@@ -72,6 +72,9 @@ class Misbehaving(BaseHTTPRequestHandler):
 
     def on_flaky(self, times, status, good_after):
         self.send(int(status) if times <= int(good_after) else 200, PICTURE, Retry_After="0")
+
+    def on_later(self, times, seconds):
+        self.send(429 if times == 1 else 200, PICTURE, Retry_After=seconds)
 
     def on_drop(self, times, good_after="9"):
         if times <= int(good_after):
@@ -228,6 +231,59 @@ def test_the_total_deadline_holds(server, tmp_path, path):
     assert got.reason is Reason.TIMEOUT
     assert time.monotonic() - started < 5
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_ends_whatever_its_tries(server, tmp_path):
+    started = time.monotonic()
+    [got] = get(["/dribble"], tmp_path, server.server_port, total_seconds=0.4, row_seconds=1.0, retries=50)
+    assert time.monotonic() - started < 5
+    assert got.reason is Reason.TIMEOUT
+    assert got.passing
+    assert 900 <= got.milliseconds < 5000
+    assert 2 <= server.RequestHandlerClass.asked["/dribble"] <= 4
+
+
+def test_a_server_that_says_when_is_asked_then_or_not_at_all(server, tmp_path):
+    started = time.monotonic()
+    [soon, later] = get(["/later/1", "/later/600"], tmp_path, server.server_port, row_seconds=30.0)
+    assert 1 <= time.monotonic() - started < 15
+    assert soon.reason is Reason.OK
+    assert soon.milliseconds < 900  # of asking, not of waiting
+    assert (later.reason, later.http_status, later.passing) == (Reason.HTTP_ERROR, 429, True)
+    assert server.RequestHandlerClass.asked["/later/600"] == 1
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "seconds"),
+    [
+        ("7", 7.0),
+        (" 0 ", 0.0),
+        ("Wed, 21 Oct 2015 07:28:30 GMT", 30.0),
+        ("Wed, 21 Oct 2015 07:27:00 GMT", 0.0),
+        ("Wed, 21 Oct 2015 07:28:30 -0000", None),  # without a time zone
+        ("soon", None),
+        ("-5", None),
+        ("1e9", None),
+        ("\u0667", None),
+        ("9" * 200, None),
+        (None, None),
+    ],
+)
+def test_retry_after(retry_after, seconds):
+    assert retry_delay(retry_after, "Wed, 21 Oct 2015 07:28:00 GMT") == seconds
+    if seconds not in (7.0, 0.0):
+        assert retry_delay(retry_after, None) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "passing"),
+    [("/status/500", True), ("/status/429", True), ("/drop", True), ("/short", True), ("/status/404", False),
+     ("/status/403", False), ("/html", False), ("/empty", False), ("/large", False), ("/loop", False), ("/ok", False),
+     ("/to/http://127.0.0.1/", False), ("/to//status/503", True)],
+)  # fmt: skip
+def test_what_can_pass(server, tmp_path, path, passing):
+    [got] = get([path], tmp_path, server.server_port, retries=0)
+    assert got.passing is passing
 
 
 def test_other_hosts_are_not_asked_when_the_corpus_is_served(server, tmp_path):

@@ -1,6 +1,9 @@
 """Hostile inputs through `download` and `clean`: each has the outcome that its maker foretold; none is lost."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter, defaultdict
 from contextlib import contextmanager
@@ -21,6 +24,7 @@ from components.io.errors import UserError
 from components.io.outcomes import check_conservation, read_outcomes
 from components.io.records import row_name
 from components.io.runtime import Runtime
+from tests.conftest import ROOT
 from tests.data import hostile
 from tests.data.hostile import EACH, FILES, ROWS, Hostile, noise
 from tests.data.making import encoded
@@ -233,6 +237,17 @@ def test_hostile_names(tmp_path):
     assert len(downloaded) == EACH * len(BAD_NAMES)
 
 
+def test_names_on_the_disk_that_are_no_text(tmp_path):
+    (tmp_path / "src").mkdir()
+    for n in range(EACH):
+        (tmp_path / "src" / os.fsdecode(b"\xff%d.jpg" % n)).write_bytes(encoded(noise(n)))
+    (tmp_path / "src/good.jpg").write_bytes(encoded(noise(1)))
+    (tmp_path / "src/good.txt").write_text("a cat")
+    downloaded, cleaned = through(tmp_path, tmp_path / "src")
+    assert Counter(row["reason"] for row in downloaded.values()) == {"malformed_row": EACH, "ok": 1}
+    assert len(cleaned) == 1
+
+
 def test_missing_is_not_a_word(tmp_path):
     texts = pa.array(["nan", None, "None", "NA", ""], pa.string())
     urls = [f"http://elsewhere.example/{n}" for n in range(5)]
@@ -293,3 +308,20 @@ def test_any_json_is_rows_or_one_sentence(tmp_path_factory, content, layout):
     except UserError:
         return
     assert list(downloaded) == [row_name("src", row) for row in range(len(downloaded))]
+
+
+def test_no_encoding_comes_from_the_locale(tmp_path):
+    """Python warns of text files opened without one; here such a warning from our own code is an error."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/gr\u00f6\u00dfe.jpg").write_bytes(encoded(noise(1)))
+    items = [{"image": "gr\u00f6\u00dfe.jpg", "caption": "eine \u732b"}, {"image": 3}]
+    (tmp_path / "src/l.json").write_text(json.dumps(items, ensure_ascii=False), encoding="utf-8")
+    code = "from tests.data.test_hostile import through; from pathlib import Path; import sys; f = Path(sys.argv[1]); "
+    code += "print(ascii([[row['reason'] for row in rows.values()] for rows in through(f, f / 'src')]))"
+    ours = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning:components"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    found = subprocess.run(
+        [sys.executable, *ours, "-c", code, str(tmp_path)], check=False, capture_output=True, text=True, env=environment
+    )
+    assert found.stdout.strip() == "[['ok', 'malformed_row'], ['ok']]", found.stderr
+    assert "/components/" not in "".join(line for line in found.stderr.splitlines() if "EncodingWarning" in line)

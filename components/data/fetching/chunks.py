@@ -29,6 +29,7 @@ from yarl import URL
 from components.data.fetching.http import Fetched, Fetcher, Limits
 from components.data.fetching.plan import Target, captions_of, open_plan, targets_of
 from components.data.fetching.signatures import HEAD_BYTES, picture_format
+from components.data.sources.local import path_below
 from components.io.outcomes import Reason
 from components.io.progress import Advance
 from components.io.records import RecordWriter, row_name
@@ -68,8 +69,8 @@ class Job:
     chunk_targets: int
     limits: Limits
     hosts: Mapping[str, int] | None  # see Fetcher
-    bucket: Storage | None = None  # where "local" pictures are, if not on this machine; their paths begin with `root`
-    root: Path | None = None
+    images: Path  # folder of the source's own pictures; within `bucket`, if there is one
+    bucket: Storage | None = None
 
     @property
     def chunks(self) -> int:
@@ -235,11 +236,10 @@ def _pictures(
 
 
 def _read_picture(job: Job, target: Target) -> tuple[Fetched, bytes]:
-    path = Path(target.reference)
-    if job.bucket is None or job.root is None:
-        return read_local(path, job.limits.max_bytes)
+    if job.bucket is None:
+        return read_local(path_below(job.images, target.reference), job.limits.max_bytes)
     try:
-        image = job.bucket.read(path.relative_to(job.root).as_posix(), job.limits.max_bytes + 1)
+        image = job.bucket.read((job.images / target.reference).as_posix(), job.limits.max_bytes + 1)
     except FileNotFoundError:
         return Fetched(Reason.FILE_MISSING), b""
     return judge_bytes(image, job.limits.max_bytes)

@@ -225,7 +225,7 @@ class Fetcher:
                     return _Answer(
                         Fetched(reason, f"status {status}", str(url), status),
                         passing=status in PASSING_STATUSES,
-                        retry_after=_seconds(response.headers.get("Retry-After"), response.headers.get("Date")),
+                        retry_after=retry_delay(response.headers.get("Retry-After"), response.headers.get("Date")),
                     )
                 return _Answer(await self._save(response, url, body))
         except aiohttp.ClientConnectorDNSError as error:
@@ -285,7 +285,7 @@ class Fetcher:
             yield
 
 
-def _seconds(retry_after: str | None, now: str | None) -> float | None:
+def retry_delay(retry_after: str | None, now: str | None) -> float | None:
     """The delay that a server asks for, in seconds or as a date, which the server's own `now` makes a delay."""
     if retry_after is None or len(retry_after) > 99:
         return None

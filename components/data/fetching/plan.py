@@ -39,7 +39,7 @@ class Target:
     """One distinct picture to get."""
 
     id: int  # 0, 1, 2 ... in the order of first mention
-    reference: str  # the normalised URL, or the path of a local file
+    reference: str  # the normalised URL, or a local picture's name within the images folder
     local: bool
     shown: str  # the URL as the list spells it, or the local file's name
     row: int  # the first row that names it
@@ -82,7 +82,7 @@ def _judge(
     """The row's target, or the reason why it has none, with its place in the list for the person who mends it."""
     if row.error is not None:
         return None, row.error, f"{row.location}: {row.note}" if row.note else row.location
-    reference = str(row.path)
+    reference = row.name or ""
     if row.url is not None:
         url = check_url(row.url, max_length=max_url_length)
         if isinstance(url, Reason):

@@ -56,9 +56,8 @@ def read_source(
     """
     if not path.exists():
         raise UserError(f"{path} does not exist: set the source's `path` to a list file or a folder")
-    base = path if path.is_dir() else path.parent
     file = _list_file(path, list, format)
-    root = base / images if images else base
+    root = images_folder(path, images)
     kind = _detect(file) if format == "auto" else format
     if (file.is_dir() and kind not in ("folder", "parquet")) or (kind == "folder" and not file.is_dir()):
         raise UserError(f"{file} cannot be read as `{kind}`: set `list` to a file in the folder, or another `format`")
@@ -78,6 +77,12 @@ def read_source(
         beside = file.with_name(IMAGE_DATA_FILE)
         return read_visual_genome(file, root, local=images is not None, image_data=beside if beside.is_file() else None)
     return read_albef(file, root) if kind == "albef" else read_karpathy(file, root, splits)
+
+
+def images_folder(path: Path, images: str | None) -> Path:
+    """The folder of a source's local pictures."""
+    base = path if path.is_dir() else path.parent
+    return base / images if images else base
 
 
 def _list_file(path: Path, name: str | None, format: Format) -> Path:

@@ -64,7 +64,7 @@ def read_folder(root: Path, names: Iterable[str] | None = None) -> Iterator[Sour
         parts = PurePosixPath(name).parts
         if PurePosixPath(name).suffix.lower() not in PICTURE_SUFFIXES or any(part.startswith(".") for part in parts):
             continue
-        captions: Sequence[str | Reason | None] = _beside(root / name) or [None]
+        captions: Sequence[str | Reason | None] = _beside(path_below(root, name)) or [None]
         for caption in captions:
             if isinstance(caption, Reason) or not is_text(name):
                 yield malformed_row(row, repr(name), "its captions or its name are not UTF-8", content=name)
@@ -78,7 +78,13 @@ def _walk(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
         folders.sort()
         for file in sorted(files):
-            yield (Path(folder) / file).relative_to(root).as_posix()
+            name = os.fsencode((Path(folder) / file).relative_to(root).as_posix())
+            yield name.decode("utf-8", "surrogateescape")
+
+
+def path_below(root: Path, name: str) -> Path:
+    """The path of `name`, which is UTF-8 on the disk whatever the locale says of file names."""
+    return root / os.fsdecode(name.encode("utf-8", "surrogateescape"))
 
 
 def _beside(picture: Path) -> Sequence[str | Reason]:
@@ -106,7 +112,7 @@ def inside_of(root: Path) -> Inside:
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts or "\0" in name or "\\" in name or not pure.parts:
             return Reason.MALFORMED_ROW
-        path = root / pure
+        path = path_below(root, name)
         try:
             if path.parent not in folders:
                 folders[path.parent] = path.parent.resolve().is_relative_to(real_root)
