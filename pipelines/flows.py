@@ -256,12 +256,18 @@ def print_results() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from components.evaluation.summary import HEADINGS, metrics_table
+    from components.evaluation.summary import HEADINGS, TASK_HEADINGS, metrics_table, task_table
 
     table = Table(*HEADINGS, title="Recalls in percent")
     for row in metrics_table(EVALUATION):
         table.add_row(*row)
-    Console().print(table)
+    if table.row_count:
+        Console().print(table)
+    if tasks := task_table(EVALUATION):
+        table = Table(*TASK_HEADINGS, title="Accuracies in percent")
+        for row in tasks:
+            table.add_row(*row)
+        Console().print(table)
     for text, path in (("Report", REPORT), ("Data documentation", DATA_DOCS)):
         if path.is_file():
             print(f"{text + ':':20} {path}")

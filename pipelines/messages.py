@@ -72,6 +72,9 @@ def _line(found: dict[str, Any], schema: Schema) -> str:
         return f"{key}: no such key; {suggestion(path[-1], list(parent.get('properties', ())))}"
     if kind == "missing":
         return f"{key}: missing; it must be {allowed(leaf, schema)}"
+    if kind == "union_tag_invalid":  # of objects told apart by their key `kind`
+        tags = [tag.strip("' ") for tag in found["ctx"]["expected_tags"].split(",")]
+        return f"{key}.kind: {show(found['ctx']['tag'])} is not allowed; {suggestion(found['ctx']['tag'], tags)}"
     if kind in ("value_error", "assertion_error"):
         message = str(found["ctx"]["error"])
         return message if message.startswith(key) or not path else f"{key}: {message}"
@@ -89,6 +92,10 @@ def _walk(location: Sequence[int | str], schema: Schema) -> tuple[list[str], Sch
     for step in location:
         if step == "[key]":
             leaf = _key_rule(parent_leaf, schema)
+            continue
+        tagged = _tagged(step, leaf, schema)
+        if tagged is not None:
+            leaf = tagged
             continue
         following = _step(leaf, step, schema)
         if following is None and _is_branch(step, leaf, schema):
@@ -144,6 +151,16 @@ def _key_rule(leaf: Schema, schema: Schema) -> Schema:
             patterns = [{"pattern": pattern} for pattern in branch.get("patternProperties", {})]
             return {"type": "string", **branch.get("propertyNames", {}), **(patterns[0] if patterns else {})}
     return {}
+
+
+def _tagged(step: int | str, leaf: Schema, schema: Schema) -> Schema | None:
+    """The branch of a union of objects whose key `kind` is always `step`: pydantic names it so in a location."""
+    if "oneOf" not in leaf:
+        return None
+    for branch in _branches(leaf, schema):
+        if branch.get("properties", {}).get("kind", {}).get("const") == step:
+            return branch
+    return None
 
 
 def _is_branch(step: int | str, leaf: Schema, schema: Schema) -> bool:

@@ -1,8 +1,9 @@
-"""The stage `evaluate`: a fine-tuned model against one split of its task, by ITC alone and re-ranked by ITM."""
+"""The stage `evaluate`: a fine-tuned model against one split of its task; retrieval by ITC and re-ranked by ITM."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -10,7 +11,7 @@ from components.io.runtime import Runtime
 
 
 class EvaluateParams(BaseModel, frozen=True, extra="forbid"):
-    """How to evaluate image-text retrieval."""
+    """How to evaluate; what belongs to one kind of task names it."""
 
     split: str = Field(
         default="test", pattern=r"^[A-Za-z0-9_-]+$", description="split of the task: a folder data/tasks/TASK/SPLIT"
@@ -29,6 +30,22 @@ class EvaluateParams(BaseModel, frozen=True, extra="forbid"):
     batch_size: int = Field(default=64, ge=1, le=65_536, description="pictures or captions per encoder pass")
     pair_batch_size: int = Field(
         default=64, ge=1, le=65_536, description="pairs per pass of the fusion encoder; a GPU likes more"
+    )
+    answers: Literal["rank", "generate"] = Field(
+        default="rank", description="vqa: the best of the task's answers.json (published), or a free answer"
+    )
+    answer_top_k: int = Field(
+        default=128, ge=1, le=1_000_000, description="vqa: candidates that are scored whole, by their first token"
+    )
+    max_answer_tokens: int = Field(default=12, ge=3, le=512, description="vqa: longest answer, tokens")
+    gradcam: Literal["itm", "itc"] = Field(
+        default="itm", description="grounding: by cross-attention and ITM, or by the image encoder and ITC (table 5)"
+    )
+    gradcam_layer: int | None = Field(
+        default=None, ge=0, description="grounding: layer, from 0; null: the third that fuses, or the last image block"
+    )
+    gradcam_area_power: float = Field(
+        default=0.5, ge=0, le=1, description="grounding: heat within a box is divided by its area to this power"
     )
     examples: int = Field(default=8, ge=0, le=1000, description="best and worst queries kept, each, per direction")
     example_candidates: int = Field(default=5, ge=1, le=100, description="first candidates kept with an example")
@@ -49,12 +66,15 @@ def evaluate(
     ``metrics.json`` holds recalls in percent under ``itc``, ``itm`` (re-ranked) and ``chance``; ``ranks.parquet`` one
     row per query; ``examples.json`` the best and the worst queries with their first candidates. Ties count against the
     model (see `components.evaluation.retrieval`). Candidates outside the top k follow it in the order of similarity.
+    Tasks of other kinds have accuracies in percent instead: ``accuracy``, and beside it ``majority`` (always the
+    commonest answer) and ``chance``.
     One process, on the first CUDA device where there is one: nothing here runs on `runtime`'s workers yet.
     Raises UserError when the split is missing or empty or has a picture without captions, when the weights do not fit
     their configuration, or when captions may be longer than the model reads.
     """
     import torch
 
+    from components.data.tasks.annotations import task_kind
     from components.evaluation.inputs import RetrievalSplit
     from components.evaluation.results import write_results
     from components.evaluation.scoring import count_pairs, rerank_itm, score_itc, with_tail
@@ -65,6 +85,12 @@ def evaluate(
     if params.num_threads:
         torch.set_num_threads(params.num_threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = task_kind(task / params.split)
+    if kind != "retrieval":
+        from components.evaluation.tasks import evaluate_task
+
+        evaluate_task(params, kind=kind, run=run, task=task, weights=weights, evaluation=evaluation, device=device)
+        return
     model, config = load_model(weights, device, params.image_size)
     if params.max_tokens > config.max_positions:
         raise UserError(

@@ -1,11 +1,11 @@
-"""ALBEF's two trainings as tasks of the loop, and the weights folder that they leave."""
+"""ALBEF's pre-training and retrieval as tasks of the loop, and the weights folder that all its trainings leave."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -20,15 +20,15 @@ from components.training.data import Batch, PairData
 from components.training.loop import EXPORT, Outcome, Worker, fit
 from components.training.settings import TrainingParams
 from models.albef.checkpoints import student_state_dict
-from models.albef.config import AlbefConfig
-from models.albef.distilled import DistilledAlbef
+from models.albef.config import AlbefConfig, parse_config
 from models.albef.pretraining import AlbefPretraining
 from models.albef.retrieval import AlbefRetrieval
 
 if TYPE_CHECKING:
-    from components.training.finetune import RetrievalRun
+    from components.training.finetune import FinetuneRun, GroundingRun, RetrievalRun
     from components.training.pretrain import PretrainParams
 
+Config = TypeVar("Config", bound=AlbefConfig)
 WEIGHTS_FILE, CONFIG_FILE, METRICS_FILE = "model.safetensors", "config.json", "metrics.json"
 
 
@@ -44,7 +44,7 @@ class PretrainingTask:
         self.config = AlbefConfig.model_validate(sizes)
         torch.manual_seed(params.seed)
         self.model = AlbefPretraining(self.config)
-        self.data = _data(params, ShardReader(shards), shards, self.config, params.max_tokens)
+        self.data = pair_data(params, ShardReader(shards), shards, self.config, params.max_tokens)
         self.weights = {"loss_itm": params.itm_weight, "loss_mlm": params.mlm_weight}
 
     def losses(
@@ -63,28 +63,21 @@ class PretrainingTask:
 class RetrievalTask:
     """ITC with several positives + ITM on every (picture, caption) pair of a task, from pre-trained weights."""
 
-    def __init__(self, run: RetrievalRun, name: str, train: Path, val: Path | None, pretrained: Path) -> None:
+    def __init__(
+        self, run: RetrievalRun | GroundingRun, name: str, train: Path, val: Path | None, pretrained: Path
+    ) -> None:
         self.label = f"finetune.runs.{name}"
         self.run, self.val, self.pretrained = run, val, pretrained
         self.weights = {"loss_itm": run.itm_weight}
         state, sizes = read_weights(pretrained)
-        changed = {name: getattr(run, name) for name in ("queue_size", "momentum", "negative_pool", "text_dropout")}
-        changed["image_size"] = run.image_size or sizes["image_size"]
-        try:
-            self.config = AlbefConfig.model_validate(sizes | changed)
-        except ValidationError as error:
-            raise UserError(f"{self.label} does not fit the weights in {pretrained}: {_sentence(error)}") from None
-        if run.max_tokens > self.config.max_positions:
-            raise UserError(
-                f"{self.label}.max_tokens is {run.max_tokens}, but the pre-trained model reads at most "
-                f"{self.config.max_positions} tokens: lower it"
-            )
+        own = {name: getattr(run, name) for name in ("queue_size", "negative_pool")}
+        self.config = run_config(AlbefConfig, run, self.label, sizes, pretrained, **own)
         torch.manual_seed(run.seed)
         try:
             self.model = AlbefRetrieval.from_pretraining(state, self.config)
         except ValueError as error:
             raise UserError(f"{pretrained / WEIGHTS_FILE}: {error}; run pretrain again") from None
-        self.data = _data(run, ShardReader(train), pretrained, self.config, run.max_tokens, every_caption=True)
+        self.data = pair_data(run, ShardReader(train), pretrained, self.config, run.max_tokens, every_caption=True)
 
     def losses(
         self, model: nn.Module, images: torch.Tensor, batch: Batch, alpha: float, generator: torch.Generator
@@ -115,17 +108,7 @@ def train_pretraining(params: PretrainParams, shards: Path, storage: Path, worke
     task = PretrainingTask(params, shards)
     outcome = fit(task, params, storage, worker)
     if worker.rank == 0:
-        _export(task.model, task.config, shards, outcome, storage / EXPORT)
-
-
-def train_retrieval(
-    run: RetrievalRun, name: str, train: Path, val: Path | None, pretrained: Path, storage: Path, worker: Worker
-) -> None:
-    """One worker's fine-tuning; the first leaves the weights folder in ``storage/export``."""
-    task = RetrievalTask(run, name, train, val, pretrained)
-    outcome = fit(task, run, storage, worker)
-    if worker.rank == 0:
-        _export(task.model, task.config, pretrained, outcome, storage / EXPORT)
+        export(task.model, task.config, shards, outcome, storage / EXPORT)
 
 
 def read_weights(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -134,13 +117,18 @@ def read_weights(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} does not exist: run pretrain first")
     try:
-        config = AlbefConfig.model_validate_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = parse_config((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         return load_file(folder / WEIGHTS_FILE), config.model_dump()
     except (SafetensorError, ValidationError, UnicodeDecodeError) as error:
         raise UserError(f"{folder} holds no ALBEF weights ({error}): run pretrain again") from None
 
 
-def _data(
+def cached(params: TrainingParams) -> int:
+    """Bytes of decoded pictures that the data may keep in this process."""
+    return 0 if params.loader_workers else params.cache_mb << 20
+
+
+def pair_data(
     params: TrainingParams,
     reader: ShardReader,
     tokenizer: Path,
@@ -149,6 +137,7 @@ def _data(
     *,
     every_caption: bool = False,
 ) -> PairData:
+    """Pictures with captions from record folders; the tokenizer is in the folder `tokenizer`."""
     return PairData(
         reader,
         load_tokenizer(tokenizer),
@@ -157,11 +146,34 @@ def _data(
         augment=params.augment,
         seed=params.seed,
         every_caption=every_caption,
-        cache_bytes=0 if params.loader_workers else params.cache_mb << 20,
+        cache_bytes=cached(params),
     )
 
 
-def _export(model: DistilledAlbef, config: AlbefConfig, tokenizer: Path, outcome: Outcome, folder: Path) -> None:
+def run_config(
+    config_class: type[Config], run: FinetuneRun, label: str, sizes: dict[str, Any], pretrained: Path, **own: Any
+) -> Config:
+    """The config of a fine-tuned model: the pre-trained sizes, changed as the run says; `own` fields of its class.
+
+    Raises UserError where run and weights do not fit.
+    """
+    shared = {name: value for name, value in sizes.items() if name in AlbefConfig.model_fields}
+    changed = {"momentum": run.momentum, "text_dropout": run.text_dropout}
+    changed["image_size"] = run.image_size or sizes["image_size"]
+    try:
+        config = config_class.model_validate(shared | changed | own)
+    except ValidationError as error:
+        raise UserError(f"{label} does not fit the weights in {pretrained}: {sentence(error)}") from None
+    if run.max_tokens > config.max_positions:
+        raise UserError(
+            f"{label}.max_tokens is {run.max_tokens}, but the pre-trained model reads at most "
+            f"{config.max_positions} tokens: lower it"
+        )
+    return config
+
+
+def export(model: nn.Module, config: AlbefConfig, tokenizer: Path, outcome: Outcome, folder: Path) -> None:
+    """Write the weights folder: the student, its config, the tokenizer, the first and last points of the curves."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     state = {name: value.detach().cpu().contiguous() for name, value in student_state_dict(model).items()}
@@ -179,5 +191,6 @@ def _nested(point: dict[str, float]) -> dict[str, float]:
     return {name.rpartition("/")[2]: value for name, value in point.items()}
 
 
-def _sentence(error: ValidationError) -> str:
+def sentence(error: ValidationError) -> str:
+    """What pydantic found wrong, in one sentence."""
     return "; ".join(str(entry["msg"]).removeprefix("Value error, ") for entry in error.errors())

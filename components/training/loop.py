@@ -61,7 +61,7 @@ class Task(Protocol):
 
     @property
     def data(self) -> PairData:
-        """What it learns from."""
+        """What it learns from; its batches are named tuples of tensors, `images` first."""
         ...
 
     @property
@@ -70,7 +70,7 @@ class Task(Protocol):
         ...
 
     def losses(
-        self, model: nn.Module, images: torch.Tensor, batch: Batch, alpha: float, generator: torch.Generator
+        self, model: nn.Module, images: torch.Tensor, batch: Any, alpha: float, generator: torch.Generator
     ) -> dict[str, torch.Tensor]:
         """The parts whose weighted sum is minimised, scalars by name.
 
@@ -232,7 +232,7 @@ class _Run:
 
     def _step(self, step: int, batch: Batch, rate: float, alpha: float, generator: torch.Generator) -> None:
         device, params = self.worker.device, self.params
-        batch = Batch(*(part.to(device, non_blocking=True) for part in batch))
+        batch = type(batch)(*(part.to(device, non_blocking=True) for part in batch))
         try:
             with torch.autocast(device.type, torch.bfloat16, enabled=params.precision == "bfloat16"):
                 parts = self.task.losses(self.wrapped, normalise(batch.images), batch, alpha, generator)

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from components.io.runtime import Runtime
-from components.training.settings import TrainingParams
+from components.training.settings import ScheduleParams, TrainingParams
 from models.albef.config import AlbefConfig
 
 FROM_TOKENIZER = ("vocab_size", "pad_id", "cls_id", "sep_id", "mask_id")
+
+
+class AssignTextParams(TrainingParams, frozen=True, extra="forbid"):
+    """Text assignment after pre-training, which NLVR2 starts from; the defaults are the published code's."""
+
+    epochs: int = Field(default=1, ge=1, le=100_000, description="passes over the pictures")
+    schedule: ScheduleParams = Field(
+        default=ScheduleParams(lr=2e-5, min_lr=1e-5, warmup_lr=1e-5, warmup_iterations=100),
+        description="learning rate",
+    )
+    sharing: Literal["all", "cross_attention", "key_value", "none"] = Field(
+        default="key_value", description="what the two blocks of a fusion layer share, as in NLVR2's run"
+    )
+    max_tokens: int = Field(default=25, ge=3, le=512, description="tokens of a caption, [CLS] and [SEP] included")
 
 
 class PretrainParams(TrainingParams, frozen=True, extra="forbid"):
@@ -24,6 +38,10 @@ class PretrainParams(TrainingParams, frozen=True, extra="forbid"):
     mlm_weight: float = Field(default=1.0, ge=0, le=100, description="weight of MLM in the sum; 1 in the paper (eq. 5)")
     max_tokens: int = Field(
         default=25, ge=3, le=512, description="tokens of a caption, [CLS] and [SEP] included; 25 in the published code"
+    )
+
+    assign_text: AssignTextParams | None = Field(
+        default=None, description="then learn to which of two pictures a text belongs, for NLVR2 (table 7); null: no"
     )
 
     @model_validator(mode="after")
@@ -47,19 +65,35 @@ def pretrain(
     """Pre-train on `shards` (records and tokenizer); write the student to `weights` and DVCLive curves to `curves`.
 
     `weights`: model.safetensors, config.json, tokenizer.json, lineage.json, metrics.json (losses of the first and the
-    last points of the curves). A stopped training goes on from its last checkpoint under
+    last points of the curves). With `assign_text`, ``weights/assign_text`` holds the same of the text assignment
+    that follows, and its curves. A stopped training goes on from its last checkpoint under
     ``runtime.work/pretrain``. Raises UserError for data that hold no whole batch, a damaged picture, a warm-up that
     does not fit, a loss that is no number, and workers lost too often.
     """
-    from components.training.albef_tasks import train_pretraining
+    from components.training.albef_tasks import WEIGHTS_FILE, train_pretraining
     from components.training.stage import train_stage
+    from components.training.task_training import ASSIGNED, train_text_assignment
 
+    alone = params.model_copy(update={"assign_text": None})  # what is trained first does not depend on what follows
     train_stage(
         "pretrain",
-        params,
+        alone,
         {"shards": shards},
-        lambda storage: partial(train_pretraining, params, shards.resolve(), storage),
+        lambda storage: partial(train_pretraining, alone, shards.resolve(), storage),
         weights=weights,
         curves=curves,
+        runtime=runtime,
+    )
+    assign = params.assign_text
+    if assign is None:
+        return
+    pretrained = weights.resolve()
+    train_stage(
+        "assign_text",
+        assign,
+        {"shards": shards, "pretrained": weights / WEIGHTS_FILE},
+        lambda storage: partial(train_text_assignment, assign, shards.resolve(), pretrained, storage),
+        weights=weights / ASSIGNED,
+        curves=weights / ASSIGNED / "curves",
         runtime=runtime,
     )

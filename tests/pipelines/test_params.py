@@ -72,6 +72,7 @@ def test_overrides_are_yaml_and_win():
             "finetune.runs.retrieval.task=data/tasks/vqa",
             ["finetune.runs.retrieval.task: data/tasks/vqa", "prepare_tasks.tasks", "allowed: data/tasks/retrieval"],
         ),
+        ("finetune.runs.retrieval.kind=vqas", ["finetune.runs.retrieval.kind", '"vqas"', "did you mean vqa?"]),
         ("evaluate.split=dev", ["evaluate.split: dev", "prepare_tasks.tasks.retrieval.splits", "train, val, test"]),
         ("evaluate.image_size=100", ["evaluate.image_size: 100", "pretrain.model.patch_size 16"]),
         ("finetune.runs.retrieval.image_size=100", ["finetune.runs.retrieval.image_size: 100", "patch_size 16"]),

@@ -25,6 +25,7 @@ from components.evaluation.page.training import Training, read_trainings
 from components.evaluation.page.validation import Validation, read_validation
 from components.evaluation.results import IMAGE, TEXT
 from components.evaluation.retrieval import chance_recall
+from components.evaluation.summary import TASK_HEADINGS, task_table
 from components.io.records import manifest_digest, read_manifest
 from components.io.work import code_digest
 
@@ -90,6 +91,8 @@ class Page:
     title: str
     warnings: tuple[str, ...]
     runs: tuple[RunPlots, ...]
+    task_headings: tuple[str, ...]
+    task_rows: tuple[tuple[str, ...], ...]
     trainings: tuple[TrainingPlots, ...]
     steps: tuple[Step, ...]
     tasks: tuple[Step, ...]
@@ -130,6 +133,8 @@ def gather(folders: Folders, *, title: str, samples: int, queries: int) -> Page:
         title=title,
         warnings=tuple(warnings),
         runs=tuple(RunPlots(run, _recall_plots(run)) for run in runs),
+        task_headings=TASK_HEADINGS,
+        task_rows=tuple(task_table(folders.evaluation)),
         trainings=tuple(
             TrainingPlots(training, _curve_plots(training))
             for training in read_trainings(folders.curves, folders.models)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from components.evaluation.page.samples import record_folders
 from components.evaluation.page.thumbnails import Thumbnail, thumbnail
 from components.evaluation.results import EXAMPLES_FILE, IMAGE, RANKS_FILE, TEXT
-from components.evaluation.summary import METRICS_FILE, read_metrics
+from components.evaluation.summary import read_metrics, retrieval_runs
 from components.io.records import iter_batches
 
 HARDLY = 0.05  # of the way from chance to all right
@@ -47,8 +47,8 @@ class Query:
 
 
 def read_runs(evaluation: Path, tasks: Path, queries: int) -> list[Run]:
-    """All evaluated runs by name, each with at most `queries` best and as many worst queries per direction."""
-    return [_read_run(path.parent, tasks, queries) for path in sorted(evaluation.glob(f"*/{METRICS_FILE}"))]
+    """All evaluated retrieval runs by name, each with at most `queries` best and worst queries per direction, each."""
+    return [_read_run(folder, tasks, queries) for folder in retrieval_runs(evaluation)]
 
 
 def _read_run(folder: Path, tasks: Path, queries: int) -> Run:

@@ -1,0 +1,71 @@
+"""Visual entailment and NLVR2: class logits of every item, and accuracies beside what guessing would get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from components.evaluation.scoring import Texts
+from components.evaluation.task_inputs import TaskSplit
+
+CLASSES = {"entailment": ("contradiction", "neutral", "entailment"), "nlvr2": ("false", "true")}
+
+
+class Classifier(Protocol):
+    """What is asked of a model."""
+
+    def classify(self, images: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits (B, C) of pictures (P * B, 3, S, S) and texts (B, L)."""
+
+
+def _silent(items: int = 1) -> None:
+    return None
+
+
+@torch.inference_mode()
+def class_logits(
+    model: Classifier,
+    split: TaskSplit,
+    texts: Texts,
+    *,
+    batch_size: int = 64,
+    device: str | torch.device = "cpu",
+    advance: Callable[[int], None] = _silent,
+) -> NDArray[np.float32]:
+    """Logits (N, C) of all N items, in their order."""
+    logits: NDArray[np.float32] | None = None
+    for items, ids, mask in split.batches(texts, batch_size):
+        found = model.classify(split.images(items).to(device), ids.to(device), mask.to(device)).float().cpu().numpy()
+        if logits is None:
+            logits = np.zeros((len(split), found.shape[1]), np.float32)
+        logits[items] = found
+        advance(len(items))
+    assert logits is not None  # a split has items
+    return logits
+
+
+def class_metrics(
+    logits: NDArray[np.floating[Any]], labels: NDArray[np.int64], names: tuple[str, ...]
+) -> dict[str, Any]:
+    """Accuracies in percent of logits (N, C) against labels (N,), and of always saying the commonest class."""
+    right = logits.argmax(axis=1) == labels
+    counts = np.bincount(labels, minlength=len(names))
+    return {
+        "accuracy": 100 * float(right.mean()),
+        "by_class": {
+            name: 100 * float(right[labels == number].mean()) for number, name in enumerate(names) if counts[number]
+        },
+        "majority": 100 * float(counts.max() / counts.sum()),
+        "chance": 100 / len(names),
+    }
+
+
+def label_ranks(logits: NDArray[np.floating[Any]], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """From 1, the place of each right class among all classes; ties count against the model. (N, C), (N,) to (N,)."""
+    own = logits[np.arange(len(labels)), labels][:, None]
+    return (logits >= own).sum(axis=1)

@@ -1,0 +1,236 @@
+"""The tasks beside retrieval, from prepared items to trained weights and metrics, end to end and tiny."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from components.data.prepare_tasks import PrepareTasksParams, TaskParams, prepare_tasks
+from components.data.tokenizer import load_tokenizer
+from components.evaluation.evaluate import EvaluateParams, evaluate
+from components.io.errors import UserError
+from components.io.runtime import Runtime
+from components.training.data import Draw
+from components.training.finetune import FinetuneParams, finetune
+from components.training.pretrain import pretrain
+from components.training.settings import AugmentParams
+from components.training.task_data import TaskData, encode_answers
+from models.albef.config import parse_config
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (220, 210, 30)}
+TRAINING = {
+    "epochs": 2,
+    "batch_size": 4,
+    "schedule": {"kind": "cosine_by_iteration", "lr": 1e-3, "min_lr": 1e-5, "warmup_lr": 1e-5, "warmup_iterations": 2},
+    "log_every": 1,
+    "num_threads": 1,
+    "text_dropout": 0.0,
+    "augment": {"crop_scale": [1, 1], "flip": False, "randaugment_operations": 0},
+}
+OWN = {
+    "vqa": {"decoder_layers": 1, "validate_epochs": True, "keep_weights": "best"},
+    "entailment": {},
+    "nlvr2": {},
+    "grounding": {"queue_size": 8},
+}
+KINDS = list(OWN)
+
+
+def draw(path: Path, left: str, right: str) -> None:
+    picture = Image.new("RGB", (48, 40), (20, 20, 20))
+    canvas = ImageDraw.Draw(picture)
+    canvas.rectangle((4, 10, 19, 29), fill=COLOURS[left])
+    canvas.rectangle((28, 10, 43, 29), fill=COLOURS[right])
+    picture.save(path)
+
+
+@pytest.fixture(scope="module")
+def annotated(tmp_path_factory) -> Path:
+    """Pictures of two squares and every task's annotations of them, in the built-in corpus's layout."""
+    folder = tmp_path_factory.mktemp("annotated")
+    (folder / "images").mkdir()
+    rng = random.Random(0)
+    content: dict[str, dict[str, list]] = {kind: {} for kind in KINDS}
+    for split, count in (("train", 12), ("val", 4), ("test", 5)):
+        names = []
+        for index in range(count):
+            left, right = rng.sample(sorted(COLOURS), 2)
+            name = f"{split}-{index}.png"
+            draw(folder / "images" / name, left, right)
+            names.append((name, left, right))
+        boxes = [[4, 10, 16, 20], [28, 10, 16, 20]]
+        content["vqa"][split] = [
+            {"id": f"q{name}", "image": name, "question": "what color is the left square?", "answer": left, "type": "c"}
+            for name, left, _ in names
+        ]
+        content["entailment"][split] = [
+            {"image": name, "sentence": f"a {(left, right)[number % 2]} square", "label": label}
+            for number, (name, left, right) in enumerate(names)
+            for label in (("entailment", "neutral", "contradiction")[number % 3],)
+        ]
+        content["nlvr2"][split] = [
+            {"images": [one[0], other[0]], "sentence": f"both show {one[1]}", "label": str(number % 2 == 0)}
+            for number, (one, other) in enumerate(zip(names, names[1:] + names[:1], strict=True))
+        ]
+        content["grounding"][split] = [
+            {"id": f"g{name}", "image": name, "text": f"the {right} square", "box": boxes[1], "candidates": boxes}
+            for name, _, right in names
+        ]
+    for kind, splits in content.items():
+        (folder / f"{kind}.json").write_text(json.dumps(splits))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tasks(annotated: Path, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("tasks")
+    params = PrepareTasksParams(
+        tasks={
+            kind: TaskParams(path=annotated, kind=kind, annotations=f"{kind}.json", images="images") for kind in KINDS
+        }
+    )
+    for kind in KINDS:
+        prepare_tasks(
+            params, task=kind, input=annotated, tasks=out / kind, runtime=Runtime(work=out / "w", processes=1)
+        )
+    return out
+
+
+def tune(kind: str, tasks: Path, weights: Path, out: Path, **changes) -> Path:
+    run = TRAINING | OWN[kind] | {"kind": kind, "task": str(tasks / kind)} | changes
+    finetune(
+        FinetuneParams.model_validate({"runs": {"tiny": run}}),
+        run="tiny",
+        task=tasks / kind,
+        pretrained=weights,
+        weights=out / "weights",
+        curves=out / "curves",
+        runtime=Runtime(work=out / "work"),
+    )
+    return out
+
+
+def judge(kind: str, tasks: Path, out: Path, **changes) -> dict:
+    params = EvaluateParams(batch_size=3, num_threads=1, **changes)
+    evaluate(params, run="tiny", task=tasks / kind, weights=out / "weights", evaluation=out / "evaluation")
+    return json.loads((out / "evaluation/metrics.json").read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_items_to_metrics(kind: str, tasks: Path, pretrained: Path, tmp_path: Path) -> None:
+    out = tune(kind, tasks, pretrained / "weights", tmp_path)
+    curves = json.loads((out / "curves/metrics.json").read_text())
+    assert 0 <= curves["val"]["accuracy"] <= 100
+    config = parse_config((out / "weights/config.json").read_text())
+    assert getattr(config, "task", "grounding") == kind
+    metrics = judge(kind, tasks, out)
+    assert metrics["kind"] == kind
+    assert metrics["items"] == 5
+    assert 0 <= metrics["accuracy"] <= 100
+    assert 0 < metrics["chance"] < 100
+    assert metrics["majority"] is not None
+    ranks = pq.read_table(out / "evaluation/ranks.parquet").to_pylist()
+    assert len({row["item"] for row in ranks}) == 5
+    first = sum(row["rank"] == 1 for row in ranks)
+    assert metrics["accuracy"] == pytest.approx(100 * first / 5)
+    examples = json.loads((out / "evaluation/examples.json").read_text())
+    assert len(examples["best"]) + len(examples["worst"]) == 5
+    assert len(examples["best"]) == first
+    again = tune(kind, tasks, pretrained / "weights", tmp_path / "again")
+    for name in ("model.safetensors", "metrics.json", "config.json"):
+        assert (again / "weights" / name).read_bytes() == (out / "weights" / name).read_bytes()
+
+
+def test_entailment_can_be_learned(tasks: Path, pretrained: Path, tmp_path: Path) -> None:
+    """The loop does learn: the loss on so few sentences falls far below that of guessing."""
+    out = tune("entailment", tasks, pretrained / "weights", tmp_path, epochs=40, alpha=0.0, keep_weights="last")
+    metrics = json.loads((out / "weights/metrics.json").read_text())
+    assert metrics["last"]["loss"] < 0.5 < metrics["first"]["loss"]
+
+
+@pytest.mark.parametrize(("mode", "layer"), [("itc", None), ("itm", 1)])
+def test_grounding_by_either_map(mode: str, layer: int | None, tasks: Path, pretrained: Path, tmp_path: Path) -> None:
+    out = tune("grounding", tasks, pretrained / "weights", tmp_path, epochs=1)
+    metrics = judge("grounding", tasks, out, gradcam=mode, gradcam_layer=layer)
+    assert metrics["gradcam"] == mode
+    assert metrics["chance"] == 50
+    assert metrics["ceiling"] == 100
+    with pytest.raises(UserError, match=r"evaluate.gradcam_layer: .* choose one of"):
+        judge("grounding", tasks, out, gradcam=mode, gradcam_layer=7)
+
+
+def test_free_answers(tasks: Path, pretrained: Path, tmp_path: Path) -> None:
+    out = tune("vqa", tasks, pretrained / "weights", tmp_path, epochs=1)
+    assert judge("vqa", tasks, out, answers="generate")["answers"] == "generate"
+
+
+def test_weights_of_another_kind_are_refused(tasks: Path, pretrained: Path, tmp_path: Path) -> None:
+    out = tune("entailment", tasks, pretrained / "weights", tmp_path, epochs=1)
+    with pytest.raises(UserError, match="holds a model for entailment, the task is of kind nlvr2"):
+        judge("nlvr2", tasks, out)
+    with pytest.raises(UserError, match="is of a task of kind vqa, not entailment"):
+        finetune(
+            FinetuneParams.model_validate(
+                {"runs": {"tiny": TRAINING | {"kind": "entailment", "task": str(tasks / "vqa")}}}
+            ),
+            run="tiny",
+            task=tasks / "vqa",
+            pretrained=pretrained / "weights",
+            weights=tmp_path / "w",
+            curves=tmp_path / "c",
+            runtime=Runtime(work=tmp_path / "work"),
+        )
+
+
+def test_text_assignment_goes_before_nlvr2(
+    tasks: Path, shards: Path, pretrained: Path, pretrain_params, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"set pretrain.assign_text, or finetune.runs.tiny.start to pretrain"):
+        tune("nlvr2", tasks, pretrained / "weights", tmp_path, start="assign_text")
+    assign = TRAINING | {"epochs": 1, "sharing": "none"}
+    del assign["text_dropout"]
+    params = pretrain_params(assign_text=assign)
+    runtime = Runtime(work=tmp_path / "work")
+    pretrain(params, shards=shards, weights=tmp_path / "weights", curves=tmp_path / "curves", runtime=runtime)
+    same = (pretrained / "weights/model.safetensors").read_bytes()
+    assert (tmp_path / "weights/model.safetensors").read_bytes() == same, "what follows changes nothing before it"
+    config = parse_config((tmp_path / "weights/assign_text/config.json").read_text())
+    assert (config.task, config.sharing) == ("assign_text", "none")
+    points = json.loads((tmp_path / "weights/assign_text/metrics.json").read_text())
+    assert points["last"]["loss"] > 0
+    out = tune("nlvr2", tasks, tmp_path / "weights", tmp_path / "tuned", start="assign_text", epochs=1)
+    assert judge("nlvr2", tasks, out)["items"] == 5
+
+
+def test_batches_of_pairs_and_answers(tasks: Path, shards: Path) -> None:
+    words = load_tokenizer(shards)
+    options = {"image_size": 32, "max_tokens": 20, "augment": AugmentParams(flip=False), "seed": 0}
+    pairs = TaskData(tasks / "nlvr2/train", "nlvr2", words, **options)
+    batch = pairs[Draw(0, (0, 3))]
+    assert batch.images.shape == (4, 3, 32, 32)
+    assert batch.targets.tolist() == [1, 0]
+    alone = pairs[Draw(0, (3,))]
+    assert torch.equal(batch.images[[1, 3]], alone.images), "first pictures first, and no draw depends on the batch"
+    asked = TaskData(tasks / "vqa/train", "vqa", words, max_answer_tokens=9, **options)[Draw(0, (0, 1, 2))]
+    assert asked.answer_rows.tolist() == [0, 1, 2]
+    assert asked.weights.tolist() == [1.0, 1.0, 1.0]
+    ends = asked.answer_ids.gather(1, asked.answer_mask.sum(1, keepdim=True) - 1)
+    assert (ends == words.sep_id).all()
+
+
+def test_answers_end_in_sep_whatever_the_tokenizer_does(shards: Path) -> None:
+    from tokenizers import processors
+
+    answers = ["red", "red and green squares"]
+    words = load_tokenizer(shards)
+    wanted = encode_answers(words, answers, 9)
+    words.inner.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0", special_tokens=[("[CLS]", words.cls_id)]
+    )
+    got = encode_answers(words, answers, 9)
+    assert all(np.array_equal(one, other) for one, other in zip(wanted, got, strict=True))
