@@ -38,6 +38,11 @@ def _tasks(params: Any) -> Iterator[str]:
         if task is None:
             written = ", ".join(str(TASKS / task) for task in tasks) or "nothing"
             yield f"finetune.runs.{name}.task: {run.task} is written by none of prepare_tasks.tasks; allowed: {written}"
+        elif task.kind != run.kind:
+            yield (
+                f"finetune.runs.{name}.kind: {run.kind} cannot learn from prepare_tasks.tasks.{run.task.name} "
+                f"of kind {task.kind}; allowed: {task.kind}, or another `task`"
+            )
         elif not task.splits.get(params.evaluate.split):
             filled = ", ".join(split for split, names in task.splits.items() if names)
             yield (
@@ -49,6 +54,14 @@ def _tasks(params: Any) -> Iterator[str]:
 def _sizes(params: Any) -> Iterator[str]:
     """Pictures are whole numbers of patches, and captions fit the positions, in fine-tuning and evaluation too."""
     model = params.pretrain.model
+    for name, run in params.finetune.runs.items():
+        if run.kind == "vqa" and run.decoder_layers > model.fusion_layers:
+            yield (
+                f"finetune.runs.{name}.decoder_layers: {run.decoder_layers} is above pretrain.model.fusion_layers "
+                f"{model.fusion_layers}, which the answer decoder starts from"
+            )
+        if run.kind == "nlvr2" and run.start == "assign_text" and params.pretrain.assign_text is None:
+            yield f"finetune.runs.{name}.start: assign_text needs pretrain.assign_text, now null; allowed: pretrain"
     users = [(f"finetune.runs.{name}", run) for name, run in params.finetune.runs.items()]
     for key, section in [*users, ("evaluate", params.evaluate)]:
         if section.image_size is not None and section.image_size % model.patch_size:

@@ -24,9 +24,10 @@ def recipe_names() -> list[str]:
 def describe_recipes() -> str:
     """One line for each recipe: its name and the comment that its file begins with."""
     lines = []
+    width = max(map(len, recipe_names()))
     for name in recipe_names():
         first = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
-        lines.append(f"{name:12} {first.removeprefix('#').strip()}")
+        lines.append(f"{name:{width}} {first.removeprefix('#').strip()}")
     return "\n".join(lines)
 
 

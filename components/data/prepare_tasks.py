@@ -85,7 +85,9 @@ class TaskParams(BaseModel, frozen=True, extra="forbid"):
     @field_validator("annotations", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return (value,)
+        return tuple(value) if isinstance(value, list) else value  # strictly checked, a list is no tuple
 
     @model_validator(mode="after")
     def _keys_of_the_kind(self) -> Self:
