@@ -36,14 +36,16 @@ def import_(
     vision_heads: HeadsOption = None,
     text_heads: HeadsOption = None,
     image_size: SizeOption = None,
+    separator: Annotated[
+        bool, typer.Option(help="End texts with [SEP]; the published models never saw it there.")
+    ] = False,
 ) -> None:
     """Make a weights folder that `vlp run finetune --pretrained` and `vlp run evaluate --weights` read."""
     from components.training.published import import_to, local_copy, summary
 
     with local_copy(file) as path:
-        kind, report = import_to(
-            out, path, tokenizer, vision_heads=vision_heads, text_heads=text_heads, image_size=image_size
-        )
+        sizes = {"vision_heads": vision_heads, "text_heads": text_heads, "image_size": image_size}
+        kind, report = import_to(out, path, tokenizer, separator=separator, **sizes)
     print("\n".join([f"{out}: ALBEF for {kind}", *summary(report)]))
 
 

@@ -15,9 +15,10 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from tokenizers import processors
 from torch import Tensor, nn
 
-from components.data.tokenizer import TOKENIZER_FILE, load_tokenizer
+from components.data.tokenizer import CLS, TOKENIZER_FILE, load_tokenizer
 from components.io.errors import UserError
 from components.io.records import sha256_file
 from models.albef.checkpoints import ImportReport, Kind, load_parts, official_config, recognise, student_state_dict
@@ -116,9 +117,13 @@ def summary(report: ImportReport) -> list[str]:
     return lines
 
 
-def import_to(folder: Path, path: Path, tokenizer: Path, **others: Any) -> tuple[Kind, ImportReport]:
+def import_to(
+    folder: Path, path: Path, tokenizer: Path, *, separator: bool = False, **others: Any
+) -> tuple[Kind, ImportReport]:
     """Make a weights folder of the checkpoint in `path` and BERT's vocabulary in `tokenizer`.
 
+    The published models were trained on texts without [SEP] at the end (the authors' tokenizer leaves it out), so the
+    folder's tokenizer does too, unless `separator`.
     `others` are fields of the config that shapes do not tell (`vision_heads`, `text_heads`) or another `image_size`.
     Writes model.safetensors, config.json, tokenizer.json and lineage.json, and training.safetensors where the
     checkpoint has a teacher or queue. The folder appears whole. Raises UserError as `describe`, when `folder` exists,
@@ -127,6 +132,10 @@ def import_to(folder: Path, path: Path, tokenizer: Path, **others: Any) -> tuple
     if folder.exists():
         raise UserError(f"{folder} exists already: remove it, or choose another folder")
     words = load_tokenizer(tokenizer)
+    if not separator:
+        words.inner.post_processor = processors.TemplateProcessing(
+            single=f"{CLS}:0 $A:0", special_tokens=[(CLS, words.cls_id)]
+        )
     special = {name: getattr(words, name) for name in ("pad_id", "cls_id", "sep_id", "mask_id")}
     checkpoint = read_checkpoint(path)
     kind, model, report = _import(path, checkpoint, special | others)

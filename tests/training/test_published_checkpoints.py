@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from components.data.tokenizer import SPECIAL_TOKENS
+from components.data.tokenizer import SPECIAL_TOKENS, load_tokenizer
 from components.evaluation.weights import load_model
 from components.io.errors import UserError
 from components.training.albef_tasks import read_weights
 from components.training.published import describe, export_to, import_to, local_copy, read_checkpoint
+from components.training.task_data import encode_answers
 from models.albef.config import AlbefConfig, EntailmentConfig, Nlvr2Config, VqaConfig
 from models.albef.entailment import AlbefEntailment
 from models.albef.nlvr2 import AlbefNlvr2
@@ -98,6 +99,17 @@ def test_imported_weights_are_read_by_training_and_evaluation(tmp_path: Path, vo
     assert weights["visual_encoder.pos_embed"].shape[1] == 1 + 16
     model, _ = load_model(tmp_path / "weights")
     assert torch.equal(model.itm_head.weight, state["itm_head.weight"])
+
+
+def test_texts_end_as_in_the_published_training(tmp_path: Path, vocabulary: Path) -> None:
+    path, _ = write(tmp_path, "retrieval")
+    for separator, ids in ((False, [101, 5, 6]), (True, [101, 5, 6, 102])):
+        import_to(tmp_path / f"{separator}", path, vocabulary, separator=separator)
+        words = load_tokenizer(tmp_path / f"{separator}")
+        assert words.encode_batch(["w5 w6"], 12)[0].tolist() == [ids]
+        answer_ids, mask = encode_answers(words, ["w5 w6", "w7"], 12)
+        assert answer_ids.tolist() == [[101, 5, 6, 102], [101, 7, 102, 0]]
+        assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
 
 
 def test_what_show_says(tmp_path: Path) -> None:
