@@ -7,7 +7,7 @@ import shutil
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.data.fetching.chunks import JOURNAL_FILE, RECORDS_FILE, RESULTS_FILE, Job, note_result, read_results
+from components.data.fetching.chunks import JOURNAL_FILE, RECORDS_FILE, RESULTS_FILE, Job, note_result
 from components.data.fetching.http import Fetched
 from components.data.fetching.plan import open_plan, targets_of
 from components.io.outcomes import Reason
@@ -16,7 +16,7 @@ from components.io.records import open_records, row_name
 
 def passing_failures(job: Job) -> int:
     """How many targets failed for a reason that can pass: timeouts, broken connections, 429, 5xx."""
-    return sum(int(pc.sum(table["passing"]).as_py() or 0) for table in read_results(job))
+    return sum(_passing(job, chunk) for chunk in range(job.chunks))
 
 
 def reopen(job: Job) -> None:
@@ -25,12 +25,11 @@ def reopen(job: Job) -> None:
     Killed at any moment and called again, it goes on where it was.
     """
     for chunk in range(job.chunks):
-        if job.finished(chunk) and passing_in(job, chunk):
+        if job.finished(chunk) and _passing(job, chunk):
             _reopen(job, chunk)
 
 
-def passing_in(job: Job, chunk: int) -> int:
-    """How many targets of a finished chunk failed for a reason that can pass."""
+def _passing(job: Job, chunk: int) -> int:
     table = pq.read_table(job.folder(chunk) / RESULTS_FILE, columns=["passing"])
     return int(pc.sum(table["passing"]).as_py() or 0)
 
