@@ -44,6 +44,10 @@ class PretrainingTask:
         self.config = AlbefConfig.model_validate(sizes)
         torch.manual_seed(params.seed)
         self.model = AlbefPretraining(self.config)
+        if params.start_vision is not None or params.start_text is not None:
+            from components.training.starting_points import start
+
+            start(self.model, params.start_vision, params.start_text)
         self.data = pair_data(params, ShardReader(shards), shards, self.config, params.max_tokens)
         self.weights = {"loss_itm": params.itm_weight, "loss_mlm": params.mlm_weight}
 

@@ -40,6 +40,17 @@ class PretrainParams(TrainingParams, frozen=True, extra="forbid"):
         default=25, ge=3, le=512, description="tokens of a caption, [CLS] and [SEP] included; 25 in the published code"
     )
 
+    start_vision: str | None = Field(
+        default=None,
+        min_length=1,
+        description="weights of a ViT to start from (DeiT in the paper): timm:NAME, a file, or s3://BUCKET/KEY; null: "
+        "random",
+    )
+    start_text: str | None = Field(
+        default=None,
+        min_length=1,
+        description="weights of a BERT to start from: transformers:NAME, a file, or s3://BUCKET/KEY; null: random",
+    )
     assign_text: AssignTextParams | None = Field(
         default=None, description="then learn to which of two pictures a text belongs, for NLVR2 (table 7); null: no"
     )

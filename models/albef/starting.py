@@ -3,9 +3,12 @@
 import re
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
+from models.albef.checkpoints import load_parts
 from models.albef.config import AlbefConfig, VqaConfig
+from models.albef.pretraining import AlbefPretraining
 
 ENCODERS = ("visual_encoder.", "text_encoder.bert.")
 PROJECTIONS = ("vision_proj.", "text_proj.", "temp")
@@ -64,3 +67,48 @@ def decoder_of(state_dict: Mapping[str, Tensor], config: VqaConfig, *, skip_key_
             prefix = match[1].replace("text_encoder.", "text_decoder.", 1)
             weights[f"{prefix}{int(match[2]) - first}{match[3]}"] = value
     return weights
+
+
+NOT_OF_VIT = ("head.", "head_dist.", "dist_token", "fc_norm.", "pre_logits.")
+OLD_NORM = {"gamma": "weight", "beta": "bias"}  # LayerNorm's parameters in BERT's oldest files
+
+
+def from_vit(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A ViT or DeiT of timm as the image encoder: without classifier, and without DeiT's distillation token."""
+    weights = {f"visual_encoder.{k}": v for k, v in state_dict.items() if not k.startswith(NOT_OF_VIT)}
+    positions = "visual_encoder.pos_embed"
+    if "dist_token" in state_dict and positions in weights:  # [CLS], the distillation token, the patches
+        weights[positions] = torch.cat([weights[positions][:, :1], weights[positions][:, 2:]], dim=1)
+    return weights
+
+
+def from_bert(state_dict: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """A BERT of transformers, with or without its MLM head, as the text encoder: the first `layers` layers."""
+    weights = {}
+    for key, value in state_dict.items():
+        name = key if key.startswith(("bert.", "cls.")) else f"bert.{key}"
+        stem, _, last = name.rpartition(".")
+        name = f"{stem}.{OLD_NORM[last]}" if last in OLD_NORM else name
+        match = re.match(r"bert\.encoder\.layer\.(\d+)\.", name)
+        unused = name.startswith(("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder."))
+        if unused or name.endswith("position_ids") or (match and int(match[1]) >= layers):
+            continue
+        weights[f"text_encoder.{name}"] = value
+    return weights
+
+
+def start_from(model: AlbefPretraining, vit: Mapping[str, Tensor] | None, bert: Mapping[str, Tensor] | None) -> None:
+    """Set a pre-training model's encoders from `from_vit` and `from_bert`; what neither has stays as it is.
+
+    Cross-attention, projections and heads are ALBEF's own. The teacher becomes equal to the student. Raises ValueError
+    where the weights are not whole or of other sizes.
+    """
+    new = ["vision_proj.", "text_proj.", "temp", "itm_head.", ".crossattention."]
+    if vit is None:
+        new.append("visual_encoder.")
+    if bert is None:
+        new.append("text_encoder.")
+    elif not any(name.startswith("text_encoder.cls.") for name in bert):
+        new.append("text_encoder.cls.")
+    load_parts(model, dict(vit or {}) | dict(bert or {}), new=new)
+    model.reset_teacher()

@@ -37,6 +37,8 @@ def test_pretraining(name: str) -> None:
     assert (model.text_intermediate, model.max_positions, model.text_dropout) == (3072, 512, 0.1)
     assert (model.embed_dim, model.queue_size, model.momentum, model.mlm_probability) == (256, 65536, 0.995, 0.15)
     assert (model.temperature, model.temperature_min, model.temperature_max) == (0.07, 0.001, 0.5)
+    assert pretrain.start_vision == "timm:deit_base_patch16_224.fb_in1k"
+    assert pretrain.start_text == "transformers:bert-base-uncased"
     schedule = pretrain.schedule
     assert (schedule.kind, schedule.lr, schedule.min_lr, schedule.warmup_lr) == ("cosine_by_epoch", 1e-4, 1e-5, 1e-5)
     assert schedule.warmup_iterations == 2000  # code; 1000 in the paper
