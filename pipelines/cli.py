@@ -101,10 +101,12 @@ def run_stage(address: str, options: dict[str, Any], params: Path, overrides: li
     Raises UserError for wrong parameters, an unknown address, and inputs that hold folders of no stage.
     """
     from pipelines.dvcfile import DVC_FILE, check_tracked, find_entry, read_entries, strangers
+    from pipelines.environment import apply_environment
     from pipelines.params import check_params, override, read_yaml
     from pipelines.stages import STAGES
 
     content = read_yaml(params)
+    apply_environment(content)
     for assignment in overrides:
         override(content, assignment)
     checked = check_params(content, str(params))

@@ -10,7 +10,7 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (pull, push, lineage, schedule):
+    for command in (pull, push, lineage, schedule, launch, doctor):
         app.command()(command)
 
 
@@ -51,3 +51,29 @@ def schedule(
     from pipelines.schedule import schedule as deploy
 
     print(deploy(Path.cwd(), notify=notify))
+
+
+def launch(
+    target: Annotated[str, typer.Argument(help="aws, kubernetes, on-premise, local; or down, which ends them.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Render, check and say what would be done.")] = False,
+    nodes: Annotated[int, typer.Option(min=1, max=16, help="How many nodes `local` starts.")] = 3,
+    flow: Annotated[bool, typer.Option("--flow/--no-flow", help="Run the flow of infra/clusters.yaml on it.")] = False,
+) -> None:
+    """Start a Ray cluster as infra/clusters.yaml describes it, after checking what can be checked from here."""
+    from components.io.errors import UserError
+    from pipelines.launch import plan
+    from pipelines.messages import suggestion
+
+    if target == "down":
+        print(plan.down(Path.cwd()))
+        return
+    if target not in plan.TARGETS:
+        raise UserError(f"{target} is no target; {suggestion(target, [*plan.TARGETS, 'down'], 'targets')}")
+    plan.launch(target, Path.cwd(), dry_run=dry_run, nodes=nodes, flow=flow)
+
+
+def doctor() -> None:
+    """Look at this machine for what would stop a run: versions, room, folders, processes that reach each other."""
+    from pipelines.doctor import report
+
+    report(Path.cwd())

@@ -1,0 +1,1 @@
+"""``vlp launch``: clusters rendered from ``infra/clusters.yaml``, checked, and started."""
