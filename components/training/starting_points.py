@@ -38,6 +38,8 @@ def _read(source: str) -> dict[str, Tensor]:
             return dict(AutoModelForMaskedLM.from_pretrained(source.removeprefix(TRANSFORMERS)).state_dict())
     except Exception as error:  # the hub's client, timm and transformers raise whatever they meet
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{source} cannot be had ({reason}): check the name; HF_HUB_OFFLINE=0 lets it be fetched; or give a file") from None
+        raise UserError(
+            f"{source} cannot be had ({reason}): check the name; HF_HUB_OFFLINE=0 lets it be fetched; or give a file"
+        ) from None
     with local_copy(source) as path:
         return read_checkpoint(path).state
