@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -10,6 +11,8 @@ from multiprocessing import get_context
 from typing import Any
 
 from components.io.errors import UserError
+
+CONNECT_SECONDS = 10.0
 
 
 def spread(
@@ -49,6 +52,7 @@ def _spread_on_ray(run: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], add
     import ray
 
     if not ray.is_initialized():
+        _require_answer(address)
         ray.init(address=address, log_to_driver=False)
     remote = ray.remote(run)
     waiting = [remote.remote(*job) for job in jobs]
@@ -62,3 +66,16 @@ def _spread_on_ray(run: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], add
     finally:
         for reference in waiting:
             ray.cancel(reference)
+
+
+def _require_answer(address: str) -> None:
+    """Raise UserError unless something answers at HOST:PORT; Ray itself would try for minutes, then end the process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # `auto` and the like, which Ray looks up
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"runtime.ray_address is {address}, where no Ray cluster answers ({error}): start one, or set it to null"
+        ) from None

@@ -50,6 +50,7 @@ def test_records_by_position(folder: Path) -> None:
     assert len(reader) == 7
     assert [reader[index] for index in range(7)] == RECORDS
     assert [reader[index] for index in (-1, -7)] == [RECORDS[6], RECORDS[0]]
+    assert [reader.image(index) for index in (0, 6, -1)] == [RECORDS[index]["image"] for index in (0, 6, 6)]
     for beyond in (7, -8):
         with pytest.raises(IndexError):
             reader[beyond]
