@@ -234,3 +234,56 @@ def test_answers_end_in_sep_whatever_the_tokenizer_does(shards: Path) -> None:
     )
     got = encode_answers(words, answers, 9)
     assert all(np.array_equal(one, other) for one, other in zip(wanted, got, strict=True))
+
+
+def evaluate_split(task: Path, weights: Path, out: Path, **changes) -> dict:
+    params = EvaluateParams(num_threads=1, **changes)
+    evaluate(params, run="real", task=task, weights=weights, evaluation=out)
+    return json.loads((out / "metrics.json").read_text())
+
+
+def test_grounding_on_real_pictures(shared: Path, pretrained: Path, tmp_path: Path) -> None:
+    """COCO's single things: an untrained model points somewhere, near chance, and every number is there."""
+    source, file = shared / "data/coco_mini", "annotations/instances_val2017.json"
+    params = TaskParams(path=source, kind="grounding", annotations=file, images="val2017", splits={"test": [file]})
+    runtime = Runtime(work=tmp_path / "work", processes=1)
+    prepare_tasks(
+        PrepareTasksParams(tasks={"coco": params}), task="coco", input=source, tasks=tmp_path / "coco", runtime=runtime
+    )
+    metrics = evaluate_split(tmp_path / "coco", pretrained / "weights", tmp_path / "out")
+    assert metrics["items"] > 50
+    assert metrics["ceiling"] == 100
+    assert 0 < metrics["chance"] < metrics["majority"] < 100
+
+
+def test_entailment_on_real_pairs(shared: Path, pretrained: Path, tmp_path: Path) -> None:
+    """SNLI-VE's pairs on Flickr8k's pictures, from the files to the metrics: learned on dev's, judged on test's."""
+    folder = tmp_path / "snli"
+    (folder / "images").mkdir(parents=True)
+    for split in ("dev", "test"):
+        lines = (shared / "data/snli_ve" / f"{split}.jsonl").read_text().splitlines()[:24]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+        for name in {json.loads(line)["image"] for line in lines}:
+            if (shared / "data/flickr8k/images" / name).is_file():
+                (folder / "images" / name).symlink_to(shared / "data/flickr8k/images" / name)
+    params = TaskParams(
+        path=folder,
+        kind="entailment",
+        annotations=["dev.jsonl", "test.jsonl"],
+        images="images",
+        splits={"train": ["dev.jsonl"], "test": ["test.jsonl"]},
+    )
+    runtime = Runtime(work=tmp_path / "work", processes=1)
+    tasks = tmp_path / "tasks"
+    prepare_tasks(
+        PrepareTasksParams(tasks={"entailment": params}),
+        task="entailment",
+        input=folder,
+        tasks=tasks / "entailment",
+        runtime=runtime,
+    )
+    changes = {"validate_epochs": False, "keep_weights": "last", "epochs": 1}
+    out = tune("entailment", tasks, pretrained / "weights", tmp_path / "tuned", **changes)
+    metrics = evaluate_split(tasks / "entailment", out / "weights", tmp_path / "out")
+    assert metrics["items"] > 15
+    assert set(metrics["by_class"]) == {"contradiction", "neutral", "entailment"}
