@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 UV_VERSION := $(shell sed -n 's/^uv==\([^ ;]*\).*/\1/p' requirements.lock)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-fast lint format bench deps lock clean
+.PHONY: help install demo test test-fast lint format bench docs audit deps lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -45,6 +45,12 @@ format: $(STAMP) ## put the source into the agreed format
 
 bench: $(STAMP) ## measure speed and memory; prints tables
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file || exit 1; done
+
+docs: $(STAMP) ## build the documentation into build/docs
+	$(BIN)/properdocs build --strict --quiet -f properdocs.yml
+
+audit: $(STAMP) ## look for known vulnerabilities in the locked packages (fetches a tool and its database)
+	$(BIN)/uv tool run pip-audit --requirement requirements.lock --disable-pip --no-deps
 
 deps: $(STAMP) ## write into dvc.yaml the code that each stage imports
 	$(BIN)/python -m pipelines.deps --write

@@ -10,13 +10,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from components.io.errors import UserError
 
 STATE = Path("work", "launch", "local.json")
+STARTED = "Ray runtime started"  # what `ray start` says when its node has joined
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
 
@@ -55,9 +55,8 @@ def up(root: Path, nodes: int, *, cpus: int = 1) -> dict[str, str]:
             )
             processes.append(_start(root, options, given, folder / f"node-{number}.log"))
             state_file.write_text(json.dumps({"processes": processes, "environment": given}), encoding="utf-8")
-            if number == 0:
-                _wait_for(lambda: _answers(address), processes, folder)
-        _wait_for(lambda: _nodes(address, given) >= nodes, processes, folder)
+            # one after the other: on a busy machine, nodes that start together overrun Ray's own 30 s
+            _wait_for(folder / f"node-{number}.log", processes[-1])
     except BaseException:
         down(root)
         raise
@@ -136,30 +135,15 @@ def _start(root: Path, options: list[str], given: dict[str, str], log: Path) -> 
     return {"pid": child.pid, "created": psutil.Process(child.pid).create_time()}
 
 
-def _wait_for(done: Callable[[], bool], processes: list[dict[str, Any]], folder: Path) -> None:
-    """Wait until `done`. Raises UserError with the end of a node's log when one dies, or when it takes too long."""
+def _wait_for(log: Path, process: dict[str, Any]) -> None:
+    """Wait until a node says that it runs. Raises UserError with the end of its log when it ends or takes too long."""
     until = time.monotonic() + START_SECONDS
-    while not done():
-        ended = [number for number, process in enumerate(processes) if not _tree(process)]
+    while STARTED not in (said := log.read_text(encoding="utf-8", errors="replace")):
+        ended = not _tree(process)
         if ended or time.monotonic() > until:
-            log = folder / f"node-{ended[0] if ended else len(processes) - 1}.log"
-            last = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-300:]
+            last = " ".join(said.split())[-300:]
             raise UserError(f"a Ray node {'ended' if ended else 'did not start'} ({log}): {last}")
-        time.sleep(0.2)
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((host, int(port))) == 0
-
-
-def _nodes(address: str, given: dict[str, str]) -> int:
-    """How many nodes the head knows as alive."""
-    command = [str(Path(sys.executable).with_name("ray")), "status", f"--address={address}"]
-    done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=False)
-    return done.stdout.count(" node_") if done.returncode == 0 else 0
+        time.sleep(0.1)
 
 
 def _free_port() -> int:
