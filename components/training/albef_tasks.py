@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from components.training.pretrain import PretrainParams
 
 Config = TypeVar("Config", bound=AlbefConfig)
+TRAINING_FILE = "training.safetensors"  # teacher and queue
 WEIGHTS_FILE, CONFIG_FILE, METRICS_FILE = "model.safetensors", "config.json", "metrics.json"
 
 
@@ -78,7 +79,7 @@ class RetrievalTask:
         self.config = run_config(AlbefConfig, run, self.label, sizes, pretrained, **own)
         torch.manual_seed(run.seed)
         try:
-            self.model = AlbefRetrieval.from_pretraining(state, self.config)
+            self.model = AlbefRetrieval.from_pretraining(state, self.config, read_training(pretrained))
         except ValueError as error:
             raise UserError(f"{pretrained / WEIGHTS_FILE}: {error}; run pretrain again") from None
         self.data = pair_data(run, ShardReader(train), pretrained, self.config, run.max_tokens, every_caption=True)
@@ -152,6 +153,17 @@ def pair_data(
         every_caption=every_caption,
         cache_bytes=cached(params),
     )
+
+
+def read_training(folder: Path) -> dict[str, torch.Tensor]:
+    """Teacher and queue of a weights folder that has them: imported ones do. Raises UserError when damaged."""
+    path = folder / TRAINING_FILE
+    if not path.is_file():
+        return {}
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged ({error}): import the checkpoint again") from None
 
 
 def run_config(

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from components.data.tokenizer import CLS, TOKENIZER_FILE, load_tokenizer
 from components.io.errors import UserError
 from components.io.records import sha256_file
+from components.training.albef_tasks import CONFIG_FILE, TRAINING_FILE, WEIGHTS_FILE
 from models.albef.checkpoints import ImportReport, Kind, load_parts, official_config, recognise, student_state_dict
 from models.albef.config import AlbefConfig, parse_config
 from models.albef.published import MODELS, export_official, import_checkpoint
 
-WEIGHTS_FILE, CONFIG_FILE, LINEAGE_FILE = "model.safetensors", "config.json", "lineage.json"
-TRAINING_FILE = "training.safetensors"  # teacher and queue, which only a training that goes on needs
+LINEAGE_FILE = "lineage.json"
 SIZES = ("image_size", "vision_width", "vision_depth", "text_width", "text_layers", "fusion_layers", "vocab_size")
 
 

@@ -19,6 +19,7 @@ from components.training.albef_tasks import (
     cached,
     export,
     pair_data,
+    read_training,
     read_weights,
     run_config,
 )
@@ -102,7 +103,7 @@ class EntailmentTask(_ClassTraining):
 
     def start(self, state: dict[str, Tensor], sizes: dict[str, Any]) -> tuple[nn.Module, AlbefConfig]:
         config = run_config(EntailmentConfig, self.run, self.label, sizes, self.pretrained)
-        return AlbefEntailment.from_pretraining(state, config), config
+        return AlbefEntailment.from_pretraining(state, config, read_training(self.pretrained)), config
 
 
 class Nlvr2Task(_ClassTraining):
@@ -125,7 +126,7 @@ class VqaTask(_TaskTraining):
     def start(self, state: dict[str, Tensor], sizes: dict[str, Any]) -> tuple[nn.Module, AlbefConfig]:
         layers = self.run.decoder_layers
         config = run_config(VqaConfig, self.run, self.label, sizes, self.pretrained, decoder_layers=layers)
-        return AlbefVqa.from_pretraining(state, config), config
+        return AlbefVqa.from_pretraining(state, config, read_training(self.pretrained)), config
 
     def losses(
         self, model: nn.Module, images: Tensor, batch: QuestionBatch, alpha: float, generator: torch.Generator

@@ -9,7 +9,7 @@ from torch import Tensor
 from models.albef.checkpoints import load_parts
 from models.albef.config import EntailmentConfig
 from models.albef.reading import Reader, Taught, check_batch, class_head, distilled_classes
-from models.albef.starting import encoders_of
+from models.albef.starting import encoders_of, start_teacher
 
 
 class EntailmentReader(Reader):
@@ -34,14 +34,22 @@ class AlbefEntailment(EntailmentReader, Taught):
         self.hire(EntailmentReader(config))
 
     @classmethod
-    def from_pretraining(cls, state_dict: Mapping[str, Tensor], config: EntailmentConfig) -> Self:
-        """Start from `student_state_dict` of a pre-trained model, with a new head; the teacher starts equal.
+    def from_pretraining(
+        cls,
+        state_dict: Mapping[str, Tensor],
+        config: EntailmentConfig,
+        training: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """Start from `student_state_dict` of a pre-trained model, with a new head.
+
+        The teacher goes on from that in `training` (see `start_teacher`), or else starts equal.
 
         Raises ValueError where the weights do not fit the config.
         """
         model = cls(config)
         load_parts(model, encoders_of(state_dict), new=("cls_head.",))
         model.reset_teacher()
+        start_teacher(model, training, encoders_of, new=("cls_head.",))
         return model
 
     def forward(

@@ -39,8 +39,12 @@ class AlbefNlvr2(Nlvr2Reader, Taught):
         self.hire(Nlvr2Reader(config))
 
     @classmethod
-    def from_pretraining(cls, state_dict: Mapping[str, Tensor], config: Nlvr2Config) -> Self:
+    def from_pretraining(
+        cls, state_dict: Mapping[str, Tensor], config: Nlvr2Config, training: Mapping[str, Tensor] | None = None
+    ) -> Self:
         """Start from the weights of pre-training or of text assignment, with a new head; the teacher starts equal.
+
+        `training` is not read: the text assignment before it has no teacher.
 
         Pre-trained fusion layers are used twice. Raises ValueError where the weights do not fit the config.
         """

@@ -10,6 +10,7 @@ from models.albef.checkpoints import load_student
 from models.albef.config import AlbefConfig
 from models.albef.distilled import DistilledAlbef
 from models.albef.losses import Negatives
+from models.albef.starting import start_teacher, without_head
 
 
 class RetrievalOutput(NamedTuple):
@@ -34,8 +35,12 @@ class AlbefRetrieval(DistilledAlbef):
         super().__init__(config, mlm_head=False)
 
     @classmethod
-    def from_pretraining(cls, state_dict: Mapping[str, Tensor], config: AlbefConfig) -> Self:
-        """Start from `student_state_dict` of a pre-trained model; the teacher starts equal to the student.
+    def from_pretraining(
+        cls, state_dict: Mapping[str, Tensor], config: AlbefConfig, training: Mapping[str, Tensor] | None = None
+    ) -> Self:
+        """Start from `student_state_dict` of a pre-trained model.
+
+        Teacher and queue go on from those in `training` (see `start_teacher`); else the teacher starts equal.
 
         Position embeddings are resized when `config` has another image size. Raises ValueError where the weights do not
         fit the config.
@@ -43,6 +48,7 @@ class AlbefRetrieval(DistilledAlbef):
         model = cls(config)
         load_student(model, state_dict)
         model.reset_teacher()
+        start_teacher(model, training, without_head)
         return model
 
     def forward(

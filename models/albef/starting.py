@@ -1,10 +1,10 @@
 """Pre-trained weights under the names that each task's model gives them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.albef.checkpoints import load_parts
 from models.albef.config import AlbefConfig, VqaConfig
@@ -67,6 +67,34 @@ def decoder_of(state_dict: Mapping[str, Tensor], config: VqaConfig, *, skip_key_
             prefix = match[1].replace("text_encoder.", "text_decoder.", 1)
             weights[f"{prefix}{int(match[2]) - first}{match[3]}"] = value
     return weights
+
+
+def start_teacher(
+    model: nn.Module,
+    training: Mapping[str, Tensor] | None,
+    renamed: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
+    new: Sequence[str] = (),
+) -> None:
+    """Go on with pre-training's teacher and queue, as published, where `training` holds them.
+
+    `training` are tensors named ``teacher.…`` and ``queue.…``; `renamed` gives the teacher's under the names of this
+    model's, `new` is as in `load_parts`. A queue of another size stays as it is. Raises ValueError where the teacher
+    does not fit.
+    """
+    training = training or {}
+    old = {name.removeprefix("teacher."): value for name, value in training.items() if name.startswith("teacher.")}
+    teacher = model.get_submodule("teacher")
+    if old:
+        load_parts(teacher, renamed(old), new)
+    own = model.state_dict()
+    for name in ("queue.images", "queue.texts"):
+        if name in own and name in training and own[name].shape == training[name].shape:
+            own[name].copy_(training[name])
+
+
+def without_head(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All weights but the vocabulary head's."""
+    return {name: value for name, value in state_dict.items() if not name.startswith("text_encoder.cls.")}
 
 
 NOT_OF_VIT = ("head.", "head_dist.", "dist_token", "fc_norm.", "pre_logits.")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from models.albef.checkpoints import load_parts
 from models.albef.config import VqaConfig
 from models.albef.reading import Reader, Taught, check_batch
-from models.albef.starting import decoder_of, encoders_of
+from models.albef.starting import decoder_of, encoders_of, start_teacher
 from models.albef.text import TextEncoder, allowed
 
 KEYS_AND_VALUES = (".crossattention.self.key.", ".crossattention.self.value.")
@@ -76,8 +76,12 @@ class AlbefVqa(VqaReader, Taught):
         self.hire(VqaReader(config))
 
     @classmethod
-    def from_pretraining(cls, state_dict: Mapping[str, Tensor], config: VqaConfig) -> Self:
-        """Start from `student_state_dict` of a pre-trained model; the teacher starts equal.
+    def from_pretraining(
+        cls, state_dict: Mapping[str, Tensor], config: VqaConfig, training: Mapping[str, Tensor] | None = None
+    ) -> Self:
+        """Start from `student_state_dict` of a pre-trained model.
+
+        The teacher goes on from that in `training` (see `start_teacher`), or else starts equal.
 
         The decoder starts as the fusion layers and the vocabulary head. Its cross-attention reads text tokens where
         theirs read image tokens, so its keys and values are new where the two widths differ. Raises ValueError where
@@ -85,9 +89,14 @@ class AlbefVqa(VqaReader, Taught):
         """
         model = cls(config)
         same = config.vision_width == config.text_width
-        weights = encoders_of(state_dict) | decoder_of(state_dict, config, skip_key_value=not same)
-        load_parts(model, weights, new=() if same else KEYS_AND_VALUES)
+
+        def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return encoders_of(weights) | decoder_of(weights, config, skip_key_value=not same)
+
+        new = () if same else KEYS_AND_VALUES
+        load_parts(model, renamed(state_dict), new)
         model.reset_teacher()
+        start_teacher(model, training, renamed, new)
         return model
 
     def forward(

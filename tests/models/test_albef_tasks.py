@@ -19,6 +19,8 @@ from models.albef.model import Albef
 from models.albef.nlvr2 import AlbefNlvr2
 from models.albef.pretraining import AlbefPretraining
 from models.albef.published import export_official, import_checkpoint
+from models.albef.queues import NO_IMAGE
+from models.albef.retrieval import AlbefRetrieval
 from models.albef.text_assignment import FIRST, NEITHER, SECOND, AlbefTextAssignment, draw_assignment
 from models.albef.vision import resize_position_embeddings
 from models.albef.vqa import AlbefVqa
@@ -82,6 +84,27 @@ def test_the_teacher_moves_and_alpha_without_it_costs_nothing(weights) -> None:
         model(pictures(3), IDS, MASK, torch.tensor([0, 1, 2]), 1.5)
     with pytest.raises(ValueError, match=r"a batch of 3 does not go with targets \(2,\)"):
         model(pictures(3), IDS, MASK, torch.tensor([0, 1]), 0.0)
+
+
+def test_the_teacher_goes_on_where_pretraining_left_it(pretrained, weights) -> None:
+    training = {f"teacher.{k}": v + 1 for k, v in pretrained.teacher.state_dict().items()}
+    training |= {f"queue.{k}": v for k, v in pretrained.queue.state_dict().items()}
+    word, layer_3 = "text_encoder.bert.embeddings.word_embeddings.weight", "text_encoder.bert.encoder.layer.3"
+    retrieval = AlbefRetrieval.from_pretraining(weights, AlbefConfig(**SIZES), training)
+    assert torch.equal(retrieval.teacher.state_dict()[word], weights[word] + 1)
+    assert torch.equal(retrieval.text_encoder.bert.embeddings.word_embeddings.weight, weights[word])
+    assert torch.equal(retrieval.queue.images, pretrained.queue.images)
+    assert (retrieval.queue.ids == NO_IMAGE).all(), "pre-training knows no picture ids"
+    other = AlbefRetrieval.from_pretraining(weights, AlbefConfig(**SIZES | {"queue_size": 3}), training)
+    assert other.queue.images.shape == (8, 3)
+    entailment = AlbefEntailment.from_pretraining(weights, EntailmentConfig(**SIZES), training)
+    assert torch.equal(entailment.teacher.state_dict()[word], weights[word] + 1)
+    assert torch.equal(entailment.teacher.cls_head[0].weight, entailment.cls_head[0].weight), "a head of its own"
+    vqa = AlbefVqa.from_pretraining(weights, VqaConfig(**SIZES, decoder_layers=1), training)
+    decoder = vqa.teacher.state_dict()["text_decoder.bert.encoder.layer.0.output.dense.weight"]
+    assert torch.equal(decoder, weights[f"{layer_3}.output.dense.weight"] + 1)
+    with pytest.raises(ValueError, match="do not fit this ALBEF"):
+        AlbefRetrieval.from_pretraining(weights, AlbefConfig(**SIZES), {"teacher.temp": torch.zeros(())})
 
 
 SHARED = {"all": (True, True, True), "cross_attention": (False, True, True), "key_value": (False, False, True)}
