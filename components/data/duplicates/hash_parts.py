@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image, UnidentifiedImageError
+from threadpoolctl import threadpool_limits
 
 from components.data.cleaning.pictures import open_picture
 from components.data.deduplicate import DeduplicateParams
@@ -38,7 +39,7 @@ ListPart = tuple[str, list[tuple[str, str | None, Path]]]  # the list's name; of
 def hash_part(params: DeduplicateParams, names: Path, file: Path, folder: Path) -> dict[str, Any]:
     """Hash the pictures of one record file into ``hashes.parquet``; those with a protected name, their crops too."""
     protected = _protected(names / PROTECTED_FILE)
-    with pq.ParquetWriter(folder / HASHES_FILE, HASH_SCHEMA) as writer:
+    with _one_thread(), pq.ParquetWriter(folder / HASHES_FILE, HASH_SCHEMA) as writer:
         for batch in open_records(file).select(_COLUMNS).to_batches(max_chunksize=BATCH):
             rows = []
             for record in batch.to_pylist():
@@ -62,7 +63,7 @@ def _names(record: dict[str, Any], hint: str | None) -> set[str]:
 def hash_task_part(params: DeduplicateParams, file: Path, folder: Path) -> dict[str, Any]:
     """Hash the evaluation pictures of one record file, ``TASK/SPLIT/records-*.arrow``, with crops and names."""
     task, split = file.parent.parent.name, file.parent.name
-    with pq.ParquetWriter(folder / HASHES_FILE, HASH_SCHEMA) as writer:
+    with _one_thread(), pq.ParquetWriter(folder / HASHES_FILE, HASH_SCHEMA) as writer:
         for batch in open_records(file).select(_COLUMNS).to_batches(max_chunksize=BATCH):
             rows = [
                 {
@@ -99,11 +100,17 @@ def hash_list_part(params: DeduplicateParams, part: ListPart, folder: Path) -> d
     for name, split, path in pictures:
         data = path.read_bytes()
         image = _open(data)
-        row = {"pixels": 0} if image is None else _hashes(image, params, crops=True)
+        with _one_thread():
+            row = {"pixels": 0} if image is None else _hashes(image, params, crops=True)
         sha256 = hashlib.sha256(data).hexdigest()
         rows.append({**row, "id": name, "sha256": sha256, "bytes": len(data), "task": task, "split": split})
     pq.write_table(pa.Table.from_pylist(rows, schema=HASH_SCHEMA), folder / HASHES_FILE)
     return {}
+
+
+def _one_thread() -> threadpool_limits:
+    """A context in which linear algebra keeps to one core: on small matrices more threads are eight times slower."""
+    return threadpool_limits(1, user_api="blas")
 
 
 def _open(data: bytes) -> Image.Image | None:
