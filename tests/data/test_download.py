@@ -1,5 +1,7 @@
 """Stage `download` as a whole: conservation, determinism, resume after a kill."""
 
+import hashlib
+import io
 import json
 import os
 import signal
@@ -16,8 +18,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from components.data.download import DownloadParams, SourceParams, download
-from components.data.fetching import chunks as download_chunks
-from components.data.fetching.http import Fetcher
+from components.data.fetching.http import Fetched, Fetcher
+from components.data.fetching.journal import Journal
 from components.io.errors import UserError
 from components.io.outcomes import Reason, check_conservation, count_reasons, kept_row_ids, read_outcomes
 from components.io.records import MANIFEST_FILE, RECORD_SCHEMA, iter_batches, read_manifest, row_name
@@ -149,8 +151,8 @@ def uninterrupted(tmp_path_factory, site) -> dict[str, bytes]:
     ("module", "name", "times"),
     [
         ("components.data.fetching.plan", "_judge", 50),
-        ("components.data.fetching.chunks", "note_result", 1),
-        ("components.data.fetching.chunks", "note_result", 40),
+        ("components.data.fetching.journal", "write_line", 1),
+        ("components.data.fetching.journal", "write_line", 40),
         ("components.data.fetching.chunks", "_write_chunk", 3),
         ("components.data.fetching.chunks", "captions_of", 10),
         ("components.io.outcomes", "write_outcomes", 1),
@@ -177,20 +179,28 @@ def test_killed_and_called_again(tmp_path, site, uninterrupted, monkeypatch, mod
     monkeypatch.setattr(Fetcher, "fetch", counted)
     resumed = run(tmp_path, site, place=SERVED, records_per_file=10)
     assert content(resumed) == uninterrupted
-    if name == "note_result":
+    if name == "write_line":
         assert asked.total() == TARGETS - (times - 1)  # what the journal holds is not fetched again
     if module.startswith("components.io"):
         assert asked.total() == 0
 
 
 def test_a_torn_journal_and_a_torn_picture_are_fetched_again(tmp_path):
-    good = {"target": 0, "reason": "ok", "sha256": "d74ff0ee8da3b9806b18c877dbf29bbde50b5bd8e4dad7a3a725000feb82e8f1"}
-    lines = [json.dumps(one) for one in (good, {**good, "target": 1}, {**good, "target": 2}, {**good, "target": 3})]
-    (tmp_path / "journal.jsonl").write_text("\n".join(lines)[:-5])
-    (tmp_path / "0").write_bytes(b"pass")
-    (tmp_path / "1").write_bytes(b"pas")  # 2 is missing, the line of 3 has no end
-    assert set(download_chunks.read_journal(tmp_path)) == {0}
-    assert (tmp_path / "journal.jsonl").read_text().endswith("}\n")
+    good = {"offset": 0, "reason": "ok", "bytes": 4, "sha256": hashlib.sha256(b"pass").hexdigest()}
+    lines = [{"target": 0}, {"target": 1, "offset": 4}, {"target": 2, "offset": 99}, {"target": 3, "offset": 0}]
+    (tmp_path / "journal.jsonl").write_text("\n".join(json.dumps({**good, **line}) for line in lines)[:-5])
+    (tmp_path / "bodies.bin").write_bytes(b"passpas")  # the second is cut, the third is missing
+    with Journal(tmp_path) as journal:
+        assert set(journal.results) == {0}  # the line of the fourth has no end
+        offset = journal.keep(io.BytesIO(b"pass"))
+        journal.note(1, Fetched(Reason.OK, bytes=4, sha256=good["sha256"]), offset)
+        assert journal.image(1) == journal.image(0) == b"pass"
+        journal.note(2, Fetched(Reason.TIMEOUT, passing=True))
+    with Journal(tmp_path) as journal:
+        assert {target: result.reason for target, result in journal.results.items()} == {
+            0: Reason.OK, 1: Reason.OK, 2: Reason.TIMEOUT,
+        }  # fmt: skip
+        assert journal.results[2].passing
 
 
 def test_without_fetching_nothing_is_touched(tmp_path, site, monkeypatch):

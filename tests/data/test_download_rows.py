@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import threading
 from collections import Counter
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.data.download import DownloadParams, SourceParams, download
+from components.data.fetching import journal
 from components.data.fetching.urls import mask_credentials
 from components.io.outcomes import check_conservation, count_reasons, read_outcomes
 from components.io.records import iter_batches, read_manifest, row_name
@@ -138,7 +140,7 @@ class Stopped(Exception):  # noqa: N818
     """In the place of a kill."""
 
 
-@pytest.mark.parametrize("where", ["rename", "rmtree", "note_result"])
+@pytest.mark.parametrize("where", ["rename", "rmtree", "write_line"])
 def test_stopped_while_chunks_are_opened_again(tmp_path, moody, monkeypatch, where):
     whole = folder_bytes(run(tmp_path, moody.site, place=SERVED, out="whole", work="other"))
     moody.troubles = {f"/{number}": 503 for number in range(0, 40, 5)}
@@ -146,8 +148,8 @@ def test_stopped_while_chunks_are_opened_again(tmp_path, moody, monkeypatch, whe
     moody.troubles, calls = {}, Counter()
     owner, name = {
         "rename": (Path, "rename"),
-        "rmtree": (__import__("shutil"), "rmtree"),
-        "note_result": (__import__("components.data.fetching.retrying", fromlist=["x"]), "note_result"),
+        "rmtree": (shutil, "rmtree"),
+        "write_line": (journal, "write_line"),
     }[where]
     original = getattr(owner, name)
     for stop in range(1, 16, 2):

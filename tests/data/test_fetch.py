@@ -162,6 +162,10 @@ def server():
         thread.join()
 
 
+def keeper(path):
+    return lambda body: path.write_bytes(body.read())
+
+
 def get(paths, tmp_path, port, hosts="corpus", **changed) -> list[Fetched]:
     """Fetch all of `paths` (or whole URLs) side by side; bodies into files named 0, 1, 2 ..."""
     hosts = {HOST: port} if hosts == "corpus" else hosts
@@ -169,7 +173,7 @@ def get(paths, tmp_path, port, hosts="corpus", **changed) -> list[Fetched]:
     async def run():
         async with Fetcher(Limits(**{**LIMITS, **changed}), hosts) as fetcher:
             urls = [URL(path if "://" in path[:8] else f"http://{HOST}{path}") for path in paths]
-            return await asyncio.gather(*(fetcher.fetch(url, tmp_path / str(i)) for i, url in enumerate(urls)))
+            return await asyncio.gather(*(fetcher.fetch(url, keeper(tmp_path / str(i))) for i, url in enumerate(urls)))
 
     return asyncio.run(run())
 
@@ -273,6 +277,13 @@ def test_retry_after(retry_after, seconds):
     assert retry_delay(retry_after, "Wed, 21 Oct 2015 07:28:00 GMT") == seconds
     if seconds not in (7.0, 0.0):
         assert retry_delay(retry_after, None) is None
+
+
+def test_large_bodies_arrive_whole(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("components.data.fetching.http.SPOOL_BYTES", 100)  # the rest lies on the disk
+    [got] = get(["/ok"], tmp_path, server.server_port)
+    assert got.sha256 == hashlib.sha256((tmp_path / "0").read_bytes()).hexdigest()
+    assert (tmp_path / "0").read_bytes() == PICTURE
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Getting the planned pictures, chunk by chunk, in a way that survives a kill at any moment.
 
-A chunk is a run of consecutive targets. While it is being fetched its pictures lie in ``fetching-00000/``, each in a
-file, and a journal there names what is done. When all are done the chunk becomes ``chunk-00000/`` with one record file
+A chunk is a run of consecutive targets. While it is being fetched its pictures and a journal of what is done lie in
+``fetching-00000/``. When all are done the chunk becomes ``chunk-00000/`` with one record file
 and its results, and ``fetching-00000/`` goes. Several chunks are open at a time, so that one slow server does not make
 all others wait at a chunk's end.
 """
@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import resource
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from yarl import URL
 
 from components.data.fetching.http import Fetched, Fetcher, Limits
+from components.data.fetching.journal import Journal
 from components.data.fetching.plan import Target, captions_of, open_plan, targets_of
 from components.data.fetching.signatures import HEAD_BYTES, picture_format
 from components.data.sources.local import path_below
@@ -40,7 +39,6 @@ OPEN_CHUNKS = 8
 BATCH_RECORDS = 256
 BUCKET_READS = 16  # pictures read side by side from a bucket
 BATCH_BYTES = 32 << 20  # of pictures held before they are written
-JOURNAL_FILE = "journal.jsonl"
 RECORDS_FILE = "records.arrow"
 RESULTS_FILE = "results.parquet"
 RESULT_SCHEMA = pa.schema(
@@ -118,73 +116,46 @@ async def _fetch_all(job: Job, waiting: list[int], advance: Advance) -> None:
         finally:
             open_chunks.release()
 
-    async with Fetcher(job.limits, job.hosts) as fetcher, asyncio.TaskGroup() as group:
+    async with Fetcher(job.limits, job.hosts, job.work) as fetcher, asyncio.TaskGroup() as group:
         for chunk in waiting:
             await open_chunks.acquire()
             group.create_task(run(chunk))
 
 
 async def _fetch_chunk(job: Job, chunk: int, fetcher: Fetcher, advance: Advance) -> None:
-    folder = job.fetching(chunk)
-    folder.mkdir(exist_ok=True)
     with open_plan(job.plan) as plan:
         targets = targets_of(plan, job.ids(chunk))
-    results = await asyncio.to_thread(read_journal, folder)
-    advance(len(results))
-    with (folder / JOURNAL_FILE).open("a", encoding="utf-8") as journal:
+    with await asyncio.to_thread(Journal, job.fetching(chunk)) as journal:
+        advance(len(journal.results))
 
         async def fetch(target: Target) -> None:
-            result = await fetcher.fetch(URL(target.reference, encoded=True), folder / str(target.id))
-            results[target.id] = result
-            note_result(journal, target.id, result)
+            offset: int | None = None
+
+            def keep(body: IO[bytes]) -> None:
+                nonlocal offset
+                offset = journal.keep(body)
+
+            result = await fetcher.fetch(URL(target.reference, encoded=True), keep)
+            journal.note(target.id, result, offset)
             advance()
 
         async with asyncio.TaskGroup() as group:
             for target in targets:
-                if not target.local and target.id not in results:
+                if not target.local and target.id not in journal.results:
                     group.create_task(fetch(target))
-    finish = partial(_write_chunk, job, results=results)
-    await asyncio.to_thread(run_partition, finish, chunk, job.folder(chunk))
-    await asyncio.to_thread(shutil.rmtree, folder)
+        finish = partial(_write_chunk, job, journal=journal)
+        await asyncio.to_thread(run_partition, finish, chunk, job.folder(chunk))
+    await asyncio.to_thread(shutil.rmtree, job.fetching(chunk))
     advance(sum(target.local for target in targets))
 
 
-def note_result(journal: TextIO, target: int, result: Fetched) -> None:
-    """Add a line to the journal, after the picture has its final name."""
-    journal.write(json.dumps({"target": target, **result.to_json()}) + "\n")
-    journal.flush()
-
-
-def read_journal(folder: Path) -> dict[int, Fetched]:
-    """What a killed run had done of a chunk. A torn last line and a picture that is not whole are not done."""
-    path = folder / JOURNAL_FILE
-    results: dict[int, Fetched] = {}
-    if not path.is_file():
-        return results
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    for line in lines:
-        if not line.endswith("\n"):
-            break
-        values = json.loads(line)
-        target, result = values.pop("target"), Fetched.from_json(values)
-        with suppress(FileNotFoundError):
-            if result.reason is Reason.OK and hashlib.sha256((folder / str(target)).read_bytes()).hexdigest() != (
-                result.sha256
-            ):
-                continue
-            results[target] = result
-    if lines and not lines[-1].endswith("\n"):  # what is added next must start a line
-        path.write_text("".join(lines[:-1]), encoding="utf-8")
-    return results
-
-
-def _write_chunk(job: Job, chunk: int, folder: Path, *, results: Mapping[int, Fetched]) -> dict[str, Any]:
+def _write_chunk(job: Job, chunk: int, folder: Path, *, journal: Journal) -> dict[str, Any]:
     """Write a chunk's records and results into `folder`; pictures of the source's own folder are read now."""
     table: list[dict[str, Any]] = []
     with open_plan(job.plan) as plan, RecordWriter(folder / RECORDS_FILE) as writer:
         batch: list[dict[str, Any]] = []
         held = 0
-        for target, result, image in _pictures(job, chunk, targets_of(plan, job.ids(chunk)), results):
+        for target, result, image in _pictures(job, targets_of(plan, job.ids(chunk)), journal):
             table.append({"target": target.id, **result.to_json()})
             if result.reason is not Reason.OK:
                 continue
@@ -213,16 +184,13 @@ def _write_chunk(job: Job, chunk: int, folder: Path, *, results: Mapping[int, Fe
     return {"entry": vars(writer.entry())}
 
 
-def _pictures(
-    job: Job, chunk: int, targets: list[Target], results: Mapping[int, Fetched]
-) -> Iterator[tuple[Target, Fetched, bytes]]:
+def _pictures(job: Job, targets: list[Target], journal: Journal) -> Iterator[tuple[Target, Fetched, bytes]]:
     """Each target in order, with what became of it and its bytes; those of a bucket are asked for side by side."""
 
     def get(target: Target) -> tuple[Target, Fetched, bytes]:
         if not target.local:
-            result = results[target.id]
-            ok = result.reason is Reason.OK
-            return target, result, (job.fetching(chunk) / str(target.id)).read_bytes() if ok else b""
+            result = journal.results[target.id]
+            return target, result, journal.image(target.id) if result.reason is Reason.OK else b""
         started = time.monotonic()
         result, image = _read_picture(job, target)
         return target, replace(result, milliseconds=round(1000 * (time.monotonic() - started))), image

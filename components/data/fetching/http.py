@@ -1,7 +1,7 @@
 """Fetching one picture over HTTP from servers that may lie, hang, redirect, or lead into our own network.
 
 Redirects are followed by hand, so that every hop passes the URL rules, and names are resolved by our own resolver, so
-that every address is judged at the moment it is used. Bodies go to disk as they arrive: memory holds none of them.
+that every address is judged at the moment it is used. Bodies past a megabyte go to disk as they arrive.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Self
+from tempfile import SpooledTemporaryFile
+from typing import IO, Any, Self
 from weakref import WeakValueDictionary
 
 import aiohttp
@@ -36,6 +37,8 @@ PASSING_STATUSES = frozenset({408, 425, 429, *range(500, 600)})  # worth another
 RESOLVER_THREADS = 32
 KEEP_ALIVE_SECONDS = 5.0  # idle sockets per second of fetching; longer runs into the limit of open files
 READ_BYTES = 1 << 16
+SPOOL_BYTES = 1 << 20  # of a body held in memory, times `concurrency` at most; the rest of it goes to disk
+Keep = Callable[[IO[bytes]], None]
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,12 @@ def _resolved(name: str, address: str, port: int, family: int) -> ResolveResult:
 class Fetcher:
     """Fetches URLs within limits. Use as an async context manager; `fetch` may run many times side by side."""
 
-    def __init__(self, limits: Limits, hosts: Mapping[str, int] | None = None) -> None:
-        """`hosts` maps names to ports of loopback servers; no other host is asked then. None: the internet."""
+    def __init__(self, limits: Limits, hosts: Mapping[str, int] | None = None, folder: Path | None = None) -> None:
+        """`hosts` maps names to ports of loopback servers; no other host is asked then. None: the internet.
+
+        `folder` is where large bodies lie until they are whole; None: where temporary files lie.
+        """
+        self._folder = None if folder is None else str(folder)
         self._limits = limits
         self._hosts = hosts
         self._slots = asyncio.Semaphore(limits.concurrency)
@@ -161,8 +168,8 @@ class Fetcher:
         await self._session.close()
         await self._resolver.close()
 
-    async def fetch(self, url: URL, body: Path) -> Fetched:
-        """Fetch a URL that passed the rules; a picture's bytes are then in the file `body`, otherwise it is not there.
+    async def fetch(self, url: URL, keep: Keep) -> Fetched:
+        """Fetch a URL that passed the rules; a picture's bytes go to `keep`, as an open file.
 
         Tries again what may pass (timeouts, broken connections, 429 and 5xx), waiting longer each time or as long as
         the server asks; tries and waits together take at most `row_seconds`. Raises OSError when the disk fails;
@@ -171,7 +178,7 @@ class Fetcher:
         limits = self._limits
         asked = waited = 0.0
         for attempt in range(limits.retries + 1):
-            answer, seconds = await self._follow(url, body, limits.row_seconds - asked - waited)
+            answer, seconds = await self._follow(url, keep, limits.row_seconds - asked - waited)
             asked += seconds
             if not answer.passing or attempt == limits.retries:
                 break
@@ -182,7 +189,7 @@ class Fetcher:
             waited += wait
         return replace(answer.result, passing=answer.passing, milliseconds=round(asked * 1000))
 
-    async def _follow(self, url: URL, body: Path, most: float) -> tuple[_Answer, float]:
+    async def _follow(self, url: URL, keep: Keep, most: float) -> tuple[_Answer, float]:
         """One try: the URL and its redirects, within the total deadline, and the seconds that it took.
 
         `most` is what the row has left; waiting for a free slot does not count.
@@ -195,7 +202,7 @@ class Fetcher:
                 started = time.monotonic()
                 try:
                     async with asyncio.timeout(min(limits.total_seconds, most) - asked):
-                        answer = await self._ask(url, body)
+                        answer = await self._ask(url, keep)
                 except TimeoutError:
                     seconds = f"not done within {limits.total_seconds:g} s"
                     return _Answer(
@@ -213,7 +220,7 @@ class Fetcher:
         detail = f"more than {limits.max_redirects}"
         return _Answer(Fetched(Reason.TOO_MANY_REDIRECTS, detail, None, answer.result.http_status)), asked
 
-    async def _ask(self, url: URL, body: Path) -> _Answer:
+    async def _ask(self, url: URL, keep: Keep) -> _Answer:
         """One request, without following redirects."""
         try:
             async with self._session.get(url, allow_redirects=False) as response:
@@ -227,7 +234,7 @@ class Fetcher:
                         passing=status in PASSING_STATUSES,
                         retry_after=retry_delay(response.headers.get("Retry-After"), response.headers.get("Date")),
                     )
-                return _Answer(await self._save(response, url, body))
+                return _Answer(await self._save(response, url, keep))
         except aiohttp.ClientConnectorDNSError as error:
             if isinstance(error.os_error, ForbiddenAddressError):
                 return _Answer(Fetched(Reason.URL_FORBIDDEN_HOST, "what its name resolves to", str(url)))
@@ -247,33 +254,30 @@ class Fetcher:
         except (aiohttp.ClientError, ConnectionError, ValueError):
             return _Answer(Fetched(Reason.CONNECT_FAILURE, "the connection broke", str(url)), passing=True)
 
-    async def _save(self, response: aiohttp.ClientResponse, url: URL, body: Path) -> Fetched:
-        """Stream a body to disk, as long as it may be a picture and is not too large."""
+    async def _save(self, response: aiohttp.ClientResponse, url: URL, keep: Keep) -> Fetched:
+        """Take in a body, as long as it may be a picture and is not too large; more than a little lies on the disk."""
         too_large = Fetched(Reason.TOO_LARGE, f"more than {self._limits.max_bytes} bytes", str(url), 200)
         if (response.content_length or 0) > self._limits.max_bytes:
             return too_large
-        partial = body.with_name(f"{body.name}.partial")
         head, size, digest = b"", 0, hashlib.sha256()
-        try:
-            with partial.open("wb") as sink:
-                async for piece in response.content.iter_chunked(READ_BYTES):
-                    size += len(piece)
-                    if size > self._limits.max_bytes:
-                        return too_large
-                    if len(head) < HEAD_BYTES:
-                        head += piece[:HEAD_BYTES]
-                        if len(head) >= HEAD_BYTES and picture_format(head) is None:
-                            break  # the rest of a page is of no use
-                    digest.update(piece)
-                    sink.write(piece)
+        with SpooledTemporaryFile(SPOOL_BYTES, dir=self._folder) as body:
+            async for piece in response.content.iter_chunked(READ_BYTES):
+                size += len(piece)
+                if size > self._limits.max_bytes:
+                    return too_large
+                if len(head) < HEAD_BYTES:
+                    head += piece[:HEAD_BYTES]
+                    if len(head) >= HEAD_BYTES and picture_format(head) is None:
+                        break  # the rest of a page is of no use
+                digest.update(piece)
+                body.write(piece)
             if size == 0:
                 return Fetched(Reason.EMPTY_BODY, None, str(url), 200, 0)
             if picture_format(head) is None:
                 return Fetched(Reason.NOT_AN_IMAGE, "the first bytes are of no picture", str(url), 200)
-            partial.rename(body)
-            return Fetched(Reason.OK, None, str(url), 200, size, digest.hexdigest())
-        finally:
-            partial.unlink(missing_ok=True)
+            body.seek(0)
+            keep(body)
+        return Fetched(Reason.OK, None, str(url), 200, size, digest.hexdigest())
 
     @asynccontextmanager
     async def _slot(self, host: str) -> AsyncIterator[None]:

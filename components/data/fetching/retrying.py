@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.data.fetching.chunks import JOURNAL_FILE, RECORDS_FILE, RESULTS_FILE, Job, note_result
+from components.data.fetching.chunks import RECORDS_FILE, RESULTS_FILE, Job
 from components.data.fetching.http import Fetched
+from components.data.fetching.journal import Journal
 from components.data.fetching.plan import open_plan, targets_of
 from components.io.outcomes import Reason
 from components.io.records import open_records, row_name
@@ -39,23 +41,22 @@ def _reopen(job: Job, chunk: int) -> None:
     staged = fetching.with_name(f"{fetching.name}.partial")
     for leftover in (staged, fetching):
         shutil.rmtree(leftover, ignore_errors=True)
-    staged.mkdir()
     records = open_records(finished / RECORDS_FILE)
     place = {name: index for index, name in enumerate(records["id"].to_pylist())}
     with open_plan(job.plan) as plan:
         targets = {target.id: target for target in targets_of(plan, job.ids(chunk))}
-    with (staged / JOURNAL_FILE).open("w", encoding="utf-8") as journal:
+    with Journal(staged) as journal:
         for values in pq.read_table(finished / RESULTS_FILE).to_pylist():
             target = targets[values.pop("target")]
             if target.local or values["passing"]:
                 continue
-            result = Fetched.from_json(values)
+            result, offset = Fetched.from_json(values), None
             if result.reason is Reason.OK:
                 index = place.get(row_name(job.source, target.row))
                 if index is None:  # all of its rows expect other bytes, so nobody kept these
                     continue
-                (staged / str(target.id)).write_bytes(records["image"][index].as_py())
-            note_result(journal, target.id, result)
+                offset = journal.keep(io.BytesIO(records["image"][index].as_py()))
+            journal.note(target.id, result, offset)
     staged.rename(fetching)
     trash = finished.with_name(f"{finished.name}.partial")  # what `run_partition` sweeps away, should we not get to it
     finished.rename(trash)
