@@ -62,7 +62,7 @@ def push(root: Path) -> int:
     with _repository(root) as repository:
         _check_remote(repository)
         try:
-            return int(repository.push(run_cache=True))
+            return _send_files(repository) + int(repository.push(run_cache=True))
         except UploadError as error:
             raise UserError(f"the DVC remote could not be written to: {error}") from error
 
@@ -81,6 +81,27 @@ def _check_remote(repository: Any) -> None:
         raise UserError(
             "no DVC remote is set up: `dvc remote add --default NAME URL`, where URL is a folder or s3://bucket/prefix"
         )
+
+
+def _send_files(repository: Any) -> int:
+    """Send what the remote lacks of the files in folders; returns how many.
+
+    DVC itself looks for a folder's list of files alone, and takes the files for sent where that is there: a remote that
+    lost one would never get it back.
+    """
+    from dvc_data.hashfile.transfer import transfer
+    from dvc_data.hashfile.tree import Tree
+
+    remote = repository.cloud.get_remote()
+    if remote.fs.version_aware or remote.worktree:
+        return 0
+    outs = [out for stage in repository.index.stages for out in stage.outs if out.can_push and not _lacks(out)]
+    trees = [tree for out in outs if isinstance(tree := out.get_obj(), Tree)]
+    files = {hash_info for tree in trees for _, _, hash_info in tree}
+    done = transfer(repository.cache.local, remote.odb, files)
+    if done.failed:
+        raise UserError(f"the DVC remote could not be written to: {len(done.failed)} files failed")
+    return len(done.transferred)
 
 
 def _lacks(out: Any) -> bool:

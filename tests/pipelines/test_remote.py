@@ -1,6 +1,7 @@
 """DVC's remote in a folder and in a bucket: a fresh clone, missing objects, where models come from, what runs leave."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -261,3 +262,26 @@ def test_pages_in_a_bucket(tmp_path, s3):
     assert (got["Body"].read(), got["ContentType"]) == (b"one", "text/html")
     with pytest.raises(UserError, match="s3://nobody/x cannot be written"):
         publish_pages({"report": tmp_path / "report"}, "s3://nobody/x")
+
+
+@pytest.mark.prefect
+def test_a_run_pulls_pushes_commits_and_publishes(clone, prefect_server, tmp_path):
+    from pipelines import flows
+
+    lose(clone, "data/report")
+    flows.run_flow(
+        "evaluation",
+        pull=True,
+        refresh=True,
+        push=True,
+        commit="runs",
+        git_remote="origin",
+        publish=str(tmp_path / "site"),
+    )
+    ran = (clone / "ran.log").read_text().split()
+    assert ran == ["report"], "what the remote lacks is made again, the rest is not"
+    assert git(clone, "rev-parse", "runs") == git(tmp_path / "project", "rev-parse", "runs")
+    shutil.rmtree(clone / ".dvc" / "cache")
+    assert remote.pull(clone) > STAGES, "and it was sent"
+    page(clone / "data/report", "seen")
+    assert set(flows.published(str(tmp_path / "site"))) == {"report"}
