@@ -16,26 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
+from components.io.code import PACKAGES, closure, import_graph, module_file
 from pipelines.dvcfile import DVC_FILE
 from pipelines.stages import STAGES, Stage
 
 if TYPE_CHECKING:
     from grimp import ImportGraph
 
-PACKAGES = ("components", "models")
-
-
-def import_graph() -> ImportGraph:
-    """Who imports whom among the project's modules; imports for type checkers alone do not count."""
-    import grimp
-
-    return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
-
 
 def code_deps(stage: Stage, graph: ImportGraph, root: Path) -> list[str]:
     """The files below `root` that the stage's code consists of, sorted, with forward slashes."""
-    modules = _closure(stage.module, graph)
-    files = {module: _file(module, root) for module in modules}
+    modules = closure(stage.module, graph)
+    files = {module: module_file(module, root) for module in modules}
     data_files = {path for package in PACKAGES for path in (root / package).rglob("*") if _is_data(path)}
     named = {
         path
@@ -79,29 +71,6 @@ def _replace_code(deps: Any, code: list[str]) -> None:
             del deps[index]
     for index, dep in enumerate(code):
         deps.insert(index, dep)
-
-
-def _closure(module: str, graph: ImportGraph) -> set[str]:
-    """The module, all that it imports at any depth, and the packages whose ``__init__`` runs on the way."""
-    found: set[str] = set()
-    waiting = {module}
-    while waiting:
-        found |= waiting
-        imported = {other for one in waiting for other in graph.find_modules_directly_imported_by(one)}
-        packages = {parent for one in waiting for parent in _parents(one)}
-        waiting = (imported | packages) - found
-    return found
-
-
-def _parents(module: str) -> Iterable[str]:
-    while "." in module:
-        module = module.rpartition(".")[0]
-        yield module
-
-
-def _file(module: str, root: Path) -> Path:
-    path = root / Path(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def _is_data(path: Path) -> bool:

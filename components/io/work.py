@@ -12,29 +12,18 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from components.io.code import code_digest
 from components.io.progress import progress
 from components.io.records import MANIFEST_FILE, sha256_file
 from components.io.runtime import Runtime
 from components.io.spread import spread
 
 DONE_FILE = "done.json"
-
-
-@cache
-def code_digest() -> str:
-    """Hex sha256 over the source of `components` and `models`: other code must not resume this code's work."""
-    root = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
-    for package in ("components", "models"):
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def input_digest(path: Path) -> str:
@@ -52,12 +41,12 @@ def input_digest(path: Path) -> str:
 
 
 def run_digest(stage: str, params: BaseModel, inputs: Mapping[str, Path]) -> str:
-    """Twelve hex digits that name this work: stage, parameters, inputs and code."""
+    """Twelve hex digits that name this work: stage, parameters, inputs, and the code that the parameters belong to."""
     content = {
         "stage": stage,
         "params": params.model_dump(mode="json"),
         "inputs": {name: input_digest(path) for name, path in sorted(inputs.items())},
-        "code": code_digest(),
+        "code": code_digest(type(params).__module__),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 

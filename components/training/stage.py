@@ -8,8 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from components.io.code import code_digest
 from components.io.runtime import Runtime
-from components.io.work import code_digest, input_digest, publish, stage_work
+from components.io.work import input_digest, publish, stage_work
 from components.training.loop import EXPORT, Worker
 from components.training.ray_launch import launch
 from components.training.settings import TrainingParams
@@ -42,7 +43,7 @@ def train_stage(
         "stage": name,
         "params": params.model_dump(mode="json"),
         "inputs": {key: input_digest(path) for key, path in inputs.items()},
-        "code": code_digest(),
+        "code": code_digest(type(params).__module__),
         "packages": {package: _version(package) for package in PACKAGES},
     }
     text = json.dumps(lineage, indent=1, sort_keys=True)

@@ -157,7 +157,7 @@ from components.data import clean as stage
 from components.io import work
 from components.io.runtime import Runtime
 
-work.code_digest = lambda: "this code"
+work.code_digest = lambda *_: "this code"
 whole = stage.clean_record
 def until(record, *rest):
     if record["id"] == sys.argv[2]:
@@ -172,7 +172,7 @@ stage.clean(params, raw=folder / "raw", clean=folder / "resumed", runtime=Runtim
 
 @pytest.mark.parametrize("at", ["album/000000000", "album/000000004", "web/000000010"])
 def test_killed_and_resumed(raw, tmp_path, at, monkeypatch):
-    monkeypatch.setattr("components.io.work.code_digest", lambda: "this code")  # though it be edited meanwhile
+    monkeypatch.setattr("components.io.work.code_digest", lambda *_: "this code")  # though it be edited meanwhile
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), at], capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (tmp_path / "resumed").exists()

@@ -221,7 +221,7 @@ from components.data.deduplicate import DeduplicateParams, deduplicate
 from components.io import work
 from components.io.runtime import Runtime
 
-work.code_digest = lambda: "this code"
+work.code_digest = lambda *_: "this code"
 folder, name, calls = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 module = hash_parts if name == "_hashes" else merging
 whole = getattr(module, name)
@@ -239,7 +239,7 @@ deduplicate(DeduplicateParams(), clean=folder / "clean", tasks=folder / "tasks",
 
 @pytest.mark.parametrize(("at", "calls"), [("_hashes", 7), ("decide", 0), ("_keep", 5)])
 def test_killed_and_resumed(tmp_path, at, calls, monkeypatch):
-    monkeypatch.setattr("components.io.work.code_digest", lambda: "this code")  # though it be edited meanwhile
+    monkeypatch.setattr("components.io.work.code_digest", lambda *_: "this code")  # though it be edited meanwhile
     inputs(tmp_path)
     arguments = [sys.executable, "-c", KILLED, str(tmp_path), at, str(calls)]
     killed = subprocess.run(arguments, capture_output=True, check=False)

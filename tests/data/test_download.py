@@ -136,7 +136,7 @@ def deadly(*args, **kwargs):
     return original(*args, **kwargs)
 
 setattr(owner, name, deadly)
-work.code_digest = lambda: "fixed"
+work.code_digest = lambda *_: "fixed"
 params = DownloadParams.model_validate_json(settings)
 download(params, source="src", input=Path(site), raw=Path(folder) / "raw", runtime=Runtime(work=Path(folder) / "work"))
 """
@@ -168,7 +168,7 @@ def test_killed_and_called_again(tmp_path, site, uninterrupted, monkeypatch, mod
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (tmp_path / "raw").exists() or name == "rmtree"
 
-    monkeypatch.setattr("components.io.work.code_digest", lambda: "fixed")  # someone may be editing code meanwhile
+    monkeypatch.setattr("components.io.work.code_digest", lambda *_: "fixed")  # someone may be editing code meanwhile
     asked = Counter()
     fetch = Fetcher.fetch
 

@@ -27,7 +27,7 @@ QUICK = {"retries": 0, "backoff_seconds": 0.0, "connect_seconds": 2.0, "total_se
 
 @pytest.fixture(autouse=True)
 def same_code(monkeypatch):
-    monkeypatch.setattr("components.io.work.code_digest", lambda: "fixed")  # someone may be editing code meanwhile
+    monkeypatch.setattr("components.io.work.code_digest", lambda *_: "fixed")  # someone may be editing code meanwhile
 
 
 def run(folder: Path, input: Path, *, out: str = "raw", work: str = "work", place=None, **changed) -> Path:

@@ -38,7 +38,7 @@ QUICK = {
 
 @pytest.fixture(autouse=True)
 def same_code(monkeypatch):
-    monkeypatch.setattr("components.io.work.code_digest", lambda: "fixed")
+    monkeypatch.setattr("components.io.work.code_digest", lambda *_: "fixed")
 
 
 def through(folder, input, place=None, **changed):

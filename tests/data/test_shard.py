@@ -135,7 +135,7 @@ from pathlib import Path
 import components.data.shard as stage
 import components.io.work
 from components.io.runtime import Runtime
-components.io.work.code_digest = lambda: "same"
+components.io.work.code_digest = lambda *_: "same"
 write, count = stage.write_shard, 0
 def write_shard(item, folder):
     global count
@@ -154,7 +154,7 @@ stage.shard(
 
 
 def test_resumes_after_a_kill_with_the_same_bytes(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("components.io.work.code_digest", lambda: "same")  # someone may edit the code meanwhile
+    monkeypatch.setattr("components.io.work.code_digest", lambda *_: "same")  # someone may edit the code meanwhile
     write_unique(tmp_path / "unique", [21])
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path), params(pictures_per_shard=4).model_dump_json()],

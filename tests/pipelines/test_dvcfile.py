@@ -7,6 +7,7 @@ from pathlib import Path
 import grimp
 import pytest
 
+from components.io import code
 from components.io.errors import UserError
 from pipelines import deps
 from pipelines.dvcfile import check_tracked, fill, find_entry, read_entries, strangers
@@ -84,9 +85,10 @@ def test_lazy_imports_packages_and_named_files_count(tmp_path, monkeypatch):
     (package / "room" / "pages" / "page.html").write_text("")
     (package / "room" / "pages" / "unused.html").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(deps, "PACKAGES", ("made_up_package",))
+    for module in (deps, code):
+        monkeypatch.setattr(module, "PACKAGES", ("made_up_package",))
     monkeypatch.setattr(Stage, "module", property(lambda self: "made_up_package.room.stage"))
-    found = deps.code_deps(Stage("stage", "room"), deps.import_graph(), tmp_path)
+    found = deps.code_deps(Stage("stage", "room"), deps.import_graph.__wrapped__(), tmp_path)
     assert found == [
         "made_up_package/__init__.py",
         "made_up_package/base.py",

@@ -38,7 +38,7 @@ def save_half(state, stream):
     signal.pause()
 
 torch.save = save_half
-work.code_digest = lambda: "pinned"
+work.code_digest = lambda *_: "pinned"
 outs = {"weights": folder / "weights", "curves": folder / "curves"}
 pretrain(params, shards=shards, **outs, runtime=Runtime(work=folder / "work"))
 """
@@ -52,7 +52,7 @@ def content(folder):
 def test_a_killed_pretraining_goes_on_and_leaves_the_same_bytes(
     pretrained, shards, pretrain_params, tmp_path, capfd, monkeypatch
 ):
-    monkeypatch.setattr(work, "code_digest", lambda: "pinned")  # who edits a file meanwhile must not fail this test
+    monkeypatch.setattr(work, "code_digest", lambda *_: "pinned")  # who edits a file meanwhile must not fail this test
     params = pretrain_params(checkpoint={"steps": 1})
     text = json.dumps(json.loads(params.model_dump_json(exclude_defaults=True)))
     victim = subprocess.Popen([sys.executable, "-c", VICTIM, str(tmp_path), str(shards), text], cwd=ROOT)

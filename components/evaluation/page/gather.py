@@ -26,8 +26,8 @@ from components.evaluation.page.validation import Validation, read_validation
 from components.evaluation.results import IMAGE, TEXT
 from components.evaluation.retrieval import chance_recall
 from components.evaluation.summary import TASK_HEADINGS, task_table
+from components.io.code import code_digest
 from components.io.records import manifest_digest, read_manifest
-from components.io.work import code_digest
 
 RECALL_LIMIT = 100  # the largest K of the recall curves
 CURVE_TITLES = {
