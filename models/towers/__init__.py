@@ -1,0 +1,1 @@
+"""Image and text encoders with outputs of several depths: what HAT, VITR and the baselines stand on."""
