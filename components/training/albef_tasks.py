@@ -75,7 +75,7 @@ class RetrievalTask:
         self.run, self.val, self.pretrained = run, val, pretrained
         self.weights = {"loss_itm": run.itm_weight}
         state, sizes = read_weights(pretrained)
-        own = {name: getattr(run, name) for name in ("queue_size", "negative_pool")}
+        own = {name: getattr(run, name) for name in ("queue_size", "negative_pool", "negative_hardness")}
         self.config = run_config(AlbefConfig, run, self.label, sizes, pretrained, **own)
         torch.manual_seed(run.seed)
         try:

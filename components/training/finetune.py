@@ -58,6 +58,9 @@ class RetrievalRun(FinetuneRun, frozen=True, extra="forbid"):
     negative_pool: Literal["local", "global"] = Field(
         default="local", description="hard negatives from this worker's batch (published) or from all workers'"
     )
+    negative_hardness: float = Field(
+        default=1.0, ge=0, le=10, description="of ITM's negatives: 1 as published, 0 draws them evenly"
+    )
 
 
 class GroundingRun(RetrievalRun, frozen=True, extra="forbid"):

@@ -49,6 +49,14 @@ class AlbefConfig(BaseModel, frozen=True, extra="forbid"):
         description="Where ITM's hard negatives come from: this process's batch (the published code) or all processes'",
     )
 
+    negative_hardness: float = Field(
+        1.0,
+        ge=0,
+        le=10,
+        description="How much alike ITM's negatives are: similarities are multiplied by it before the draw; 1 as "
+        "published, 0 draws evenly, and less than 1 helps while the fusion layers know nothing yet",
+    )
+
     pad_id: int = Field(0, ge=0, description="Token id of [PAD]")
     cls_id: int = Field(101, ge=0, description="Token id of [CLS]")
     sep_id: int = Field(102, ge=0, description="Token id of [SEP]")

@@ -114,7 +114,11 @@ class DistilledAlbef(Albef):
         pairs = image.tokens.shape[0]
         if negatives is None:
             negatives = sample_negatives(
-                aligned.similarity_i2t, aligned.similarity_t2i, aligned.same_image, generator=generator
+                aligned.similarity_i2t,
+                aligned.similarity_t2i,
+                aligned.same_image,
+                generator,
+                hardness=self.config.negative_hardness,
             )
         own = torch.arange(pairs, device=image.tokens.device)
         if self.config.negative_pool == "global":

@@ -65,16 +65,22 @@ def sampling_weights(similarity: Tensor, same_image: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sample_negatives(
-    similarity_i2t: Tensor, similarity_t2i: Tensor, same_image: Tensor, generator: torch.Generator | None = None
+    similarity_i2t: Tensor,
+    similarity_t2i: Tensor,
+    same_image: Tensor,
+    generator: torch.Generator | None = None,
+    *,
+    hardness: float = 1.0,
 ) -> Negatives:
     """One hard negative picture per text and one hard negative text per picture (§3.2).
 
-    All arguments are (B, P), similarities over temperature; `generator` must live on their device.
+    All tensors are (B, P), similarities over temperature; `generator` must live on their device. Similarities are
+    multiplied by `hardness` first: 1 is the published draw, 0 an even one.
     """
     possible = ~same_image.all(dim=1)
 
     def draw(similarity: Tensor) -> Tensor:
-        weights = sampling_weights(similarity, same_image).masked_fill(~possible[:, None], 1.0)
+        weights = sampling_weights(similarity * hardness, same_image).masked_fill(~possible[:, None], 1.0)
         return torch.multinomial(weights, 1, generator=generator).squeeze(1)
 
     images = draw(similarity_t2i)

@@ -60,6 +60,16 @@ def test_negatives_are_drawn_in_proportion_to_the_softmax_of_others() -> None:
         assert torch.allclose(shares[1:], torch.tensor(scores).softmax(0), atol=0.015)
 
 
+def test_hardness_sharpens_the_draw_of_negatives() -> None:
+    similarity = torch.tensor([[5.0, 1.0, 0.0, 2.0]]).repeat(20_000, 1)
+    same = torch.tensor([[True, False, False, False]]).repeat(20_000, 1)
+    for hardness in (0.0, 0.3, 2.0):
+        generator = torch.Generator().manual_seed(0)
+        drawn = sample_negatives(similarity, similarity, same, generator, hardness=hardness)
+        shares = drawn.text_per_image.bincount(minlength=4)[1:] / 20_000
+        assert torch.allclose(shares, (torch.tensor([1.0, 0.0, 2.0]) * hardness).softmax(0), atol=0.015)
+
+
 def test_weights_do_not_underflow_at_the_coldest_temperature() -> None:
     similarity = torch.tensor([[1.0, 0.1, 0.1001], [0.2, 1.0, 0.2], [-1.0, -1.0, 1.0]]) / 0.001
     same = torch.eye(3, dtype=torch.bool)
