@@ -20,11 +20,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from components.data.cleaning.pictures import open_picture
 from components.data.tokenizer import Tokenizer
 from components.io.errors import UserError
+from components.io.order import epoch_order
+from components.io.records import MANIFEST_FILE, sha256_file
 from components.io.shards import ShardReader
 from components.training.augment import augment, to_batch
 from components.training.settings import AugmentParams, TrainingParams
 
-ORDER, VIEW = 1, 2  # keep the random streams of an epoch's order and of a picture's augmentation apart
+VIEW = 2  # keeps the random stream of a picture's augmentation apart from that of the epoch's order
 
 
 class Batch(NamedTuple):
@@ -66,12 +68,25 @@ class PairData(Dataset["Batch | UserError"]):
         self.reader, self.tokenizer = reader, tokenizer
         self.image_size, self.max_tokens, self.augment, self.seed = image_size, max_tokens, augment, seed
         self._pairs: NDArray[np.int64] | None = reader.caption_index() if every_caption else None  # (C, 2)
-        self._cache: dict[int, NDArray[np.uint8]] | None = {} if 0 < _decoded_bytes(reader) <= cache_bytes else None
+        fits = cache_bytes > 0 and 0 < _decoded_bytes(reader) <= cache_bytes  # asks all shards, which may be far away
+        self._cache: dict[int, NDArray[np.uint8]] | None = {} if fits else None
         self._captions = reader.captions if self._cache is not None else None
 
     def __len__(self) -> int:
         """Samples in one epoch."""
         return len(self.reader) if self._pairs is None else len(self._pairs)
+
+    @property
+    def samples_per_shard(self) -> tuple[int, ...]:
+        """Samples in one epoch, shard by shard."""
+        files = self.reader.manifest.files
+        counts = tuple(file.rows if self._pairs is None else file.captions for file in files)
+        return counts if sum(counts) == len(self) else (len(self),)
+
+    @property
+    def version(self) -> str:
+        """Sha256 of the records' manifest, which holds those of all shards."""
+        return sha256_file(self.reader.folder / MANIFEST_FILE)
 
     def __getitem__(self, draw: Draw) -> Batch | UserError:
         """One batch; an error is returned, since the loader would bury its message in a traceback."""
@@ -127,29 +142,41 @@ def _decoded_bytes(reader: ShardReader) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which samples each worker sees at each step. The workers' shares, in rank order, are the one-worker batch."""
+    """Which samples each worker sees at each step. The workers' shares, in rank order, are the one-worker batch.
+
+    A worker takes its share in `parts` draws of one size. Where `world` and `parts` do not divide the batch (a training
+    that has lost workers), the samples that are left over wait for another epoch: no worker ever has more to do.
+    """
 
     samples: int
     batch_size: int  # of all workers together
     seed: int
     rank: int = 0
     world: int = 1
+    parts: int = 1
+    samples_per_shard: tuple[int, ...] = ()
+    window: int = 0  # shards mixed at a time; 0: all
 
     @property
     def per_epoch(self) -> int:
         """Steps in an epoch; samples that do not fill a last batch wait for another epoch's order."""
         return self.samples // self.batch_size
 
+    @property
+    def part(self) -> int:
+        """Samples of one draw."""
+        return self.batch_size // (self.world * self.parts)
+
     def draws(self, start: int, stop: int) -> Iterator[Draw]:
-        """The worker's samples for the steps `start` to `stop` - 1, counted over all epochs."""
-        share = self.batch_size // self.world
+        """The worker's samples for the steps `start` to `stop` - 1, counted over all epochs; `parts` draws a step."""
         order: NDArray[np.int64] | None = None
         for step in range(start, stop):
             epoch, iteration = divmod(step, self.per_epoch)
             if order is None or iteration == 0:
-                order = np.random.default_rng((self.seed, ORDER, epoch)).permutation(self.samples)
-            first = iteration * self.batch_size + self.rank * share
-            yield Draw(epoch, tuple(order[first : first + share].tolist()))
+                order = epoch_order(self.samples_per_shard or (self.samples,), self.seed, epoch, self.window)
+            first = iteration * self.batch_size + self.rank * self.parts * self.part
+            for at in range(first, first + self.parts * self.part, self.part):
+                yield Draw(epoch, tuple(order[at : at + self.part].tolist()))
 
 
 class _Steps(Sampler[Draw]):
@@ -159,7 +186,7 @@ class _Steps(Sampler[Draw]):
         self.plan, self.start, self.stop = plan, start, stop
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return (self.stop - self.start) * self.plan.parts
 
     def __iter__(self) -> Iterator[Draw]:
         return self.plan.draws(self.start, self.stop)
@@ -168,7 +195,9 @@ class _Steps(Sampler[Draw]):
 def batches(
     data: Dataset[Batch | UserError], plan: Plan, start: int, stop: int, params: TrainingParams
 ) -> Iterator[Batch]:
-    """The batches of the steps `start` to `stop` - 1, read ahead by `params.loader_workers` processes.
+    """The batches of the steps `start` to `stop` - 1, as many a step as the plan has parts.
+
+    `params.loader_workers` processes read ahead.
 
     Raises UserError when a picture cannot be read.
     """

@@ -15,7 +15,8 @@ def learning_rate(
 
     `cosine_by_epoch` is the schedule that ALBEF's published code runs. In epoch 0 the rate rises from `warmup_lr` once
     per `warmup_step_size` iterations and then stays at `lr`; epoch e > 0 has one rate, the cosine at e / `epochs`.
-    `cosine_by_iteration` rises at every iteration, then follows the cosine from the end of the warm-up on.
+    `cosine_by_iteration` rises at every iteration, then follows the cosine from the end of the warm-up on. `step` (HAT)
+    and `late_decay` (VITR) rise likewise, then hold one rate per epoch that does not depend on how many there are.
     """
     if params.kind == "cosine_by_epoch":
         if epoch > 0:
@@ -27,6 +28,10 @@ def learning_rate(
     step = epoch * per_epoch + iteration
     if step < params.warmup_iterations:
         return params.warmup_lr + (params.lr - params.warmup_lr) * step / params.warmup_iterations
+    if params.kind == "step":
+        return params.lr * params.decay ** (epoch // params.decay_epochs)
+    if params.kind == "late_decay":
+        return params.lr * (params.decay if epoch >= params.decay_epochs else 1.0)
     return _cosine(params, step - params.warmup_iterations, max(1, steps - params.warmup_iterations))
 
 

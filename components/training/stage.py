@@ -13,12 +13,10 @@ from components.io.runtime import Runtime
 from components.io.work import input_digest, publish, stage_work
 from components.training.loop import EXPORT, Worker
 from components.training.ray_launch import launch
-from components.training.settings import TrainingParams
+from components.training.settings import HOW, TrainingParams
 
 LINEAGE_FILE = "lineage.json"
 PACKAGES = ("numpy", "pillow", "ray", "safetensors", "timm", "tokenizers", "torch", "transformers")
-# settings that change how a training runs but not what it is: they may change between a stop and the resumption
-HOW = ("num_workers", "loader_workers", "num_threads", "cache_mb", "max_failures", "checkpoint")
 
 
 def train_stage(

@@ -8,7 +8,8 @@ from components.io.errors import UserError
 from components.training.albef_tasks import PretrainingTask, RetrievalTask
 from components.training.checkpoints import Checkpoints
 from components.training.curves import Curves
-from components.training.loop import adamw, fit
+from components.training.loop import fit
+from components.training.optimisers import make_optimizer
 from components.training.settings import TrainingParams
 
 
@@ -181,7 +182,7 @@ def test_only_biases_and_one_dimensional_weights_do_not_decay():
             self.teacher = nn.Linear(2, 3).requires_grad_(False)
 
     model = Model()
-    decayed, kept = adamw(model, TrainingParams(weight_decay=0.02)).param_groups
+    decayed, kept = make_optimizer(model, TrainingParams(weight_decay=0.02)).param_groups
     assert decayed["weight_decay"] == 0.02
     assert kept["weight_decay"] == 0.0
     assert {id(weight) for weight in decayed["params"]} == {
