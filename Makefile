@@ -60,5 +60,5 @@ lock: ## resolve pyproject.toml anew into requirements.lock
 	  --no-emit-index-url --no-annotate --no-header --upgrade --output-file requirements.lock
 
 clean: ## remove what runs have made (data, unfinished work, checkpoints); keeps the environment
-	rm -rf work data/corpus data/raw data/tasks data/clean data/unique data/shards data/validation \
+	rm -rf work data/corpus data/raw data/tasks data/clean data/unique data/shards data/validation data/features \
 	  data/models data/curves data/evaluation data/report dvc.lock

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CORPUS, TASKS = Path("data/corpus"), Path("data/tasks")
+from components.training.tower_runs import KINDS as TOWER_KINDS
+
+CORPUS, TASKS, FEATURES = Path("data/corpus"), Path("data/tasks"), Path("data/features")
 
 
 def contradictions(params: Any) -> list[str]:
     """One sentence for each contradiction between sections, naming both keys; empty when there is none."""
-    return [*_inputs(params), *_tasks(params), *_sizes(params)]
+    return [*_inputs(params), *_tasks(params), *_towers(params), *_sizes(params)]
 
 
 def _inputs(params: Any) -> Iterator[str]:
@@ -38,7 +40,7 @@ def _tasks(params: Any) -> Iterator[str]:
         if task is None:
             written = ", ".join(str(TASKS / task) for task in tasks) or "nothing"
             yield f"finetune.runs.{name}.task: {run.task} is written by none of prepare_tasks.tasks; allowed: {written}"
-        elif task.kind != run.kind:
+        elif task.kind != ("retrieval" if run.kind in TOWER_KINDS else run.kind):
             yield (
                 f"finetune.runs.{name}.kind: {run.kind} cannot learn from prepare_tasks.tasks.{run.task.name} "
                 f"of kind {task.kind}; allowed: {task.kind}, or another `task`"
@@ -48,6 +50,34 @@ def _tasks(params: Any) -> Iterator[str]:
             yield (
                 f"evaluate.split: {params.evaluate.split} is not filled by prepare_tasks.tasks.{run.task.name}.splits, "
                 f"which finetune.runs.{name} is evaluated on; allowed: {filled}"
+            )
+
+
+def _towers(params: Any) -> Iterator[str]:
+    """A run over two towers reads the features of its own task, and towers read a retrieval task."""
+    towers = params.features.towers
+    for name, run in params.finetune.runs.items():
+        if run.kind not in TOWER_KINDS:
+            continue
+        chosen = towers.get(run.pretrained.name) if run.pretrained.parent == FEATURES else None
+        if chosen is None:
+            written = ", ".join(str(FEATURES / one) for one in towers) or "nothing"
+            yield (
+                f"finetune.runs.{name}.pretrained: {run.pretrained} is written by none of features.towers; "
+                f"allowed: {written}"
+            )
+        elif chosen.task != run.task:
+            yield (
+                f"finetune.runs.{name}.task: {run.task} is not that of features.towers.{run.pretrained.name}; "
+                f"allowed: {chosen.task}"
+            )
+    for name, chosen in towers.items():
+        task = params.prepare_tasks.tasks.get(chosen.task.name) if chosen.task.parent == TASKS else None
+        if task is None or task.kind != "retrieval":
+            fitting = [str(TASKS / one) for one, it in params.prepare_tasks.tasks.items() if it.kind == "retrieval"]
+            yield (
+                f"features.towers.{name}.task: {chosen.task} is no retrieval task of prepare_tasks.tasks; "
+                f"allowed: {', '.join(fitting) or 'nothing'}"
             )
 
 
@@ -62,7 +92,8 @@ def _sizes(params: Any) -> Iterator[str]:
             )
         if run.kind == "nlvr2" and run.start == "assign_text" and params.pretrain.assign_text is None:
             yield f"finetune.runs.{name}.start: assign_text needs pretrain.assign_text, now null; allowed: pretrain"
-    users = [(f"finetune.runs.{name}", run) for name, run in params.finetune.runs.items()]
+    own = {name: run for name, run in params.finetune.runs.items() if run.kind not in TOWER_KINDS}
+    users = [(f"finetune.runs.{name}", run) for name, run in own.items()]
     for key, section in [*users, ("evaluate", params.evaluate)]:
         if section.image_size is not None and section.image_size % model.patch_size:
             yield (

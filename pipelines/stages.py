@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "data": ("synthesize", "download", "prepare_tasks", "clean", "deduplicate", "shard", "validate"),
-    "training": ("pretrain", "finetune"),
+    "training": ("pretrain", "features", "finetune"),
     "evaluation": ("evaluate", "report"),
 }
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag, mo
 from components.io.errors import UserError
 from components.io.runtime import Runtime
 from components.training.settings import AugmentParams, ScheduleParams, TrainingParams
+from components.training.tower_runs import HatRun, LinearRun, TowerRun, VitrRun
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]+$")]
 
@@ -19,6 +20,9 @@ class FinetuneRun(TrainingParams, frozen=True, extra="forbid"):
     """What every fine-tuning run has."""
 
     task: Path = Field(description="folder of the task: data/tasks/TASK, with the splits train and val")
+    pretrained: Path = Field(
+        default=Path("data/models/pretrain"), description="weights to start from; dvc.yaml reads it, so write it out"
+    )
     batch_size: int = Field(default=256, ge=2, le=1_000_000, description="samples a step, over all workers together")
     augment: AugmentParams = Field(
         default=AugmentParams(crop_scale=(0.5, 1.0)), description="augmentation of training pictures"
@@ -132,7 +136,10 @@ Run = Annotated[
     | Annotated[GroundingRun, Tag("grounding")]
     | Annotated[EntailmentRun, Tag("entailment")]
     | Annotated[Nlvr2Run, Tag("nlvr2")]
-    | Annotated[VqaRun, Tag("vqa")],
+    | Annotated[VqaRun, Tag("vqa")]
+    | Annotated[LinearRun, Tag("linear")]
+    | Annotated[HatRun, Tag("hat")]
+    | Annotated[VitrRun, Tag("vitr")],
     Discriminator(_kind_of),
 ]
 
@@ -179,6 +186,22 @@ def finetune(
                 f"{split} does not exist: run prepare_tasks"
                 + (", or set keep_weights to last and validate_epochs to false" if split is val else "")
             )
+    if isinstance(chosen, TowerRun):
+        from components.training.tower_training import check_features, train_tower_run
+
+        check_features(pretrained, [split.name for split in (train, val) if split is not None])
+        train_stage(
+            f"finetune-{run}",
+            chosen,
+            {"train": train, "pretrained": pretrained} | ({} if val is None else {"val": val}),
+            partial(
+                partial, train_tower_run, chosen, run, train.resolve(), val and val.resolve(), pretrained.resolve()
+            ),
+            weights=weights,
+            curves=curves,
+            runtime=runtime,
+        )
+        return
     if isinstance(chosen, Nlvr2Run) and chosen.start == "assign_text":
         pretrained = pretrained / ASSIGNED
         if not pretrained.is_dir():

@@ -53,7 +53,8 @@ def test_recipe_sections_are_the_stages_in_order(recipe):
 
 @each_recipe
 def test_dvc_stages_are_the_stages(recipe):
-    assert {address.partition("@")[0] for address in entries_of(recipe)} == set(STAGES)
+    none = set() if read_yaml(RECIPES / f"{recipe}.yaml")["features"]["towers"] else {"features"}
+    assert {address.partition("@")[0] for address in entries_of(recipe)} == set(STAGES) - none
 
 
 @each_recipe

@@ -1,0 +1,98 @@
+"""Runs of `finetune` over two pre-trained towers: HAT, VITR and the dual encoder. Light to import: no torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from components.training.settings import AugmentParams, ScheduleParams, TrainingParams
+from models.dual.config import DualConfig
+from models.hat.config import HatHeadConfig
+from models.vitr.head_config import VitrHeadConfig
+
+KINDS = ("linear", "hat", "vitr")
+
+
+class TowerRun(TrainingParams, frozen=True, extra="forbid"):
+    """What these runs share."""
+
+    task: Path = Field(description="folder of the task: data/tasks/TASK, with the splits train and val")
+    pretrained: Path = Field(description="the towers and their cached outputs: data/features/NAME")
+    optimizer: Literal["adamw", "adam"] = Field(default="adam", description="both papers use Adam")
+    weight_decay: float = Field(default=0.0, ge=0, le=10, description="not for biases and one-dimensional weights")
+    freeze_epochs: int = Field(
+        default=100_000,
+        ge=0,
+        le=100_000,
+        description="epochs that read cached features; later ones run the towers, which then learn too",
+    )
+    augment: AugmentParams = Field(
+        default=AugmentParams(crop_scale=(0.5, 1.0), randaugment_operations=0),
+        description="augmentation of training pictures, once the towers learn",
+    )
+    keep_weights: Literal["best", "last"] = Field(
+        default="best", description="the weights of the epoch that is best on val, or the last epoch's"
+    )
+    validate_epochs: bool = Field(default=True, description="look at val after each epoch")
+    validate_pictures: int | None = Field(
+        default=None, ge=2, description="pictures of val that are looked at, with their captions; null: all"
+    )
+
+    @model_validator(mode="after")
+    def _run_agrees(self) -> Self:
+        if self.keep_weights == "best" and not self.validate_epochs:
+            raise ValueError("keep_weights is best, which needs validate_epochs: set keep_weights to last")
+        return self
+
+
+class LinearRun(TowerRun, frozen=True, extra="forbid"):
+    """Two linear projections of pooled features with a contrastive loss: the floor, and VITR's dual encoder."""
+
+    kind: Literal["linear"] = Field(default="linear", description="what is learned")
+    epochs: int = Field(default=20, ge=1, le=100_000, description="passes over all captions")
+    batch_size: int = Field(default=500, ge=2, le=1_000_000, description="pairs a step, over all workers together")
+    schedule: ScheduleParams = Field(
+        default=ScheduleParams(kind="cosine_by_iteration", lr=1e-3, min_lr=1e-5, warmup_lr=1e-4, warmup_iterations=50),
+        description="learning rate",
+    )
+    head: DualConfig = Field(default=DualConfig(), description="what stands on the towers")
+
+
+class HatRun(TowerRun, frozen=True, extra="forbid"):
+    """HAT; the defaults are the paper's (section 4.1), where its code differs as the code has it."""
+
+    kind: Literal["hat"] = Field(default="hat", description="what is learned")
+    epochs: int = Field(default=20, ge=1, le=100_000, description="passes over all captions")
+    batch_size: int = Field(default=58, ge=2, le=1_000_000, description="pairs a step, over all workers together")
+    schedule: ScheduleParams = Field(
+        default=ScheduleParams(kind="step", lr=1e-4, warmup_lr=1e-4, warmup_iterations=0),
+        description="learning rate: 1e-4 in the code, 1e-5 in the paper; a tenth every 10 epochs in both",
+    )
+    freeze_epochs: int = Field(
+        default=10,
+        ge=0,
+        le=100_000,
+        description="epochs that read cached features; later ones run the towers, which then learn too",
+    )
+    head: HatHeadConfig = Field(default=HatHeadConfig(), description="what stands on the towers")
+    margin: float = Field(default=0.2, ge=0, le=100, description="of the triplet loss with hardest negatives")
+
+
+class VitrRun(TowerRun, frozen=True, extra="forbid"):
+    """VITR on frozen towers; the defaults are the paper's (section 4.2)."""
+
+    kind: Literal["vitr"] = Field(default="vitr", description="what is learned")
+    epochs: int = Field(default=20, ge=1, le=100_000, description="passes over all captions")
+    batch_size: int = Field(default=128, ge=2, le=1_000_000, description="pairs a step, over all workers together")
+    schedule: ScheduleParams = Field(
+        default=ScheduleParams(kind="late_decay", lr=4e-4, warmup_lr=4e-4, warmup_iterations=0, decay_epochs=5),
+        description="learning rate",
+    )
+    head: VitrHeadConfig = Field(default=VitrHeadConfig(), description="what stands on the towers")
+    margin: float = Field(default=0.185, ge=0, le=100, description="alpha of eq. 20 and 21")
+    temperature: float = Field(default=0.025, ge=0, le=100, description="lambda of eq. 20 and 21")
+    contrast_weight: float = Field(
+        default=1.0, ge=0, le=1000, description="weight of the dual encoder's own loss, which the paper trains before"
+    )

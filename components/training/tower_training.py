@@ -1,0 +1,188 @@
+"""HAT, VITR and the dual encoder as tasks of the loop, and the weights folder that they leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from components.data.tokenizer import TOKENIZER_FILE
+from components.evaluation.tower_models import CONFIG_FILE, WEIGHTS_FILE, TowerModel, make_head
+from components.evaluation.tower_scoring import main_score, recalls, score_all
+from components.io.errors import UserError
+from components.training.augment import MEAN, STD
+from components.training.feature_data import FeatureData, TowerBatch
+from components.training.feature_store import SEMANTIC_FILE, TOWERS_FILE, FeatureReader
+from components.training.feature_work import load_towers
+from components.training.loop import EXPORT, Outcome, Worker, fit
+from models.dual.model import DualHead, info_nce
+from models.hat.loss import hardest_triplet_loss
+from models.vitr.head import VitrHead
+from models.vitr.lseh import lseh_loss
+
+if TYPE_CHECKING:
+    from components.training.tower_runs import HatRun, LinearRun, TowerRun, VitrRun
+
+METRICS_FILE = "metrics.json"
+
+
+class TowerTask:
+    """A head learns on cached features; after `freeze_epochs` the towers learn with it."""
+
+    frozen = ("image.", "text.")  # by the loop, for the first `freeze_epochs`
+    run: Any
+
+    def __init__(self, run: Any, name: str, train: Path, val: Path | None, features: Path) -> None:
+        self.label = f"finetune.runs.{name}"
+        self.run = run
+        self.sizes: dict[str, Any] = json.loads((features / TOWERS_FILE).read_text(encoding="utf-8"))
+        torch.manual_seed(run.seed)
+        image, text = load_towers(features)
+        try:
+            head = make_head(self.run.kind, self.run.head, image.widths, text.widths)
+        except ValueError as error:
+            raise UserError(f"{self.label}.head does not fit {features}: {error}") from None
+        self.towers = (image, text)
+        learns = run.epochs > run.freeze_epochs
+        self.model = TowerModel(head, *(self.towers if learns else (None, None)))
+        self.val = FeatureReader(features / "val") if val is not None else None
+        self.val_records = val
+        self.weights: dict[str, float] = {}
+        self.data: Any = FeatureData(
+            features,
+            train,
+            freeze_epochs=run.freeze_epochs,
+            image_size=self.sizes["image"]["image_size"],
+            max_tokens=self.sizes["max_tokens"],
+            augment=run.augment,
+            seed=run.seed,
+        )
+
+    def losses(
+        self, model: nn.Module, images: Tensor, batch: TowerBatch, alpha: float, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        if len(images):  # the loop has put the colours around CLIP's mean; the towers want them in [0, 1]
+            mean, std = (images.new_tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+            scores = model([], [], batch.mask, images * std + mean, batch.input_ids)
+        else:
+            scores = model(batch.regions, batch.words, batch.mask)
+        return self.judge(scores, batch)
+
+    def judge(self, scores: dict[str, Tensor], batch: TowerBatch) -> dict[str, Tensor]:
+        """The parts of the loss from scores (B, B) by name."""
+        raise NotImplementedError
+
+    def validate(self) -> dict[str, float]:
+        """Recalls on (the first pictures of) the validation split, from cached features while the towers rest."""
+        if self.val is None or self.val_records is None:
+            return {}
+        source: Any = self.val
+        device = next(self.model.parameters()).device
+        if self.model.image is not None and any(weight.requires_grad for weight in self.model.image.parameters()):
+            from components.evaluation.tower_models import EncodedSplit
+
+            source = EncodedSplit(self.val_records, self.model.eval(), self.sizes, self.val.folder.parent, device)
+        count = self.run.validate_pictures
+        scores = score_all(self.model.head, source, pictures=count, device=device)
+        chosen = self.val.picture_of[self.val.picture_of < (count or len(self.val))]
+        found = recalls(scores, chosen)
+        single = {f"{name}_r_sum": metrics["r_sum"] for name, metrics in found.items() if len(found) > 1}
+        return found[main_score(list(found))] | single
+
+    def score(self, metrics: dict[str, float]) -> float | None:
+        return metrics["r_mean"] if self.run.keep_weights == "best" else None
+
+
+class LinearTask(TowerTask):
+    """The contrastive loss of both directions."""
+
+    run: LinearRun
+
+    def judge(self, scores: dict[str, Tensor], batch: TowerBatch) -> dict[str, Tensor]:
+        assert isinstance(self.model.head, DualHead)
+        return {"loss_contrast": info_nce(scores["similarity"], batch.image_ids, self.model.head.scale)}
+
+
+class HatTask(TowerTask):
+    """The triplet loss with hardest negatives, of each direction (HAT section 4.1)."""
+
+    run: HatRun
+
+    def judge(self, scores: dict[str, Tensor], batch: TowerBatch) -> dict[str, Tensor]:
+        return {
+            f"loss_{name}": hardest_triplet_loss(matrix, batch.image_ids, self.run.margin)
+            for name, matrix in scores.items()
+        }
+
+
+class VitrTask(TowerTask):
+    """LSEH (eq. 20, 21), and the contrastive loss of the dual encoder that the paper trains before."""
+
+    run: VitrRun
+
+    def __init__(self, run: VitrRun, name: str, train: Path, val: Path | None, features: Path) -> None:
+        super().__init__(run, name, train, val, features)
+        path = features / "train" / SEMANTIC_FILE
+        if not path.is_file():
+            raise UserError(f"{path} does not exist, which LSEH needs: set semantic_values of {features.name}'s towers")
+        self.semantic = torch.from_numpy(np.load(path))
+        self.weights = {"loss_contrast": run.contrast_weight}
+
+    def judge(self, scores: dict[str, Tensor], batch: TowerBatch) -> dict[str, Tensor]:
+        assert isinstance(self.model.head, VitrHead)
+        semantic = self.semantic[batch.caption_ids.cpu()].to(scores["vitr"].device)
+        loss = lseh_loss(
+            scores["vitr"], semantic, batch.image_ids, margin=self.run.margin, temperature=self.run.temperature
+        )
+        contrast = info_nce(scores["similarity"], batch.image_ids, self.model.head.dual.scale)
+        return {"loss_lseh": loss.mean(), "loss_contrast": contrast}
+
+
+TASKS: dict[str, Any] = {"linear": LinearTask, "hat": HatTask, "vitr": VitrTask}
+
+
+def train_tower_run(
+    run: TowerRun, name: str, train: Path, val: Path | None, features: Path, storage: Path, worker: Worker
+) -> None:
+    """One worker's training; the first leaves the weights folder in ``storage/export``."""
+    task: TowerTask = TASKS[run.kind](run, name, train, val, features)  # type: ignore[attr-defined]
+    if task.model.image is None:  # nothing that could rest: the towers are not there
+        run = run.model_copy(update={"freeze_epochs": 0})
+    outcome = fit(task, run, storage, worker)
+    if worker.rank == 0:
+        export(task, features, outcome, storage / EXPORT)
+
+
+def export(task: TowerTask, features: Path, outcome: Outcome, folder: Path) -> None:
+    """Write the weights folder: towers and head, their configuration, the tokenizer, points of the curves."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    whole = TowerModel(task.model.head, *task.towers)
+    state = {name: value.detach().cpu().contiguous() for name, value in whole.state_dict().items()}
+    save_file(state, folder / WEIGHTS_FILE)
+    config = {"kind": task.run.kind, **task.sizes, "head": task.run.head.model_dump(mode="json")}
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    shutil.copyfile(features / TOKENIZER_FILE, folder / TOKENIZER_FILE)
+    metrics: dict[str, Any] = {"steps": outcome.steps}
+    metrics |= {"first": _nested(outcome.history[0]), "last": _nested(outcome.history[-1])}
+    if outcome.best is not None:
+        metrics["best"] = outcome.best
+    (folder / METRICS_FILE).write_text(json.dumps(metrics, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _nested(point: dict[str, float]) -> dict[str, float]:
+    return {name.rpartition("/")[2]: value for name, value in point.items()}
+
+
+def check_features(features: Path, splits: Sequence[str]) -> None:
+    """Raise UserError unless the folder holds towers and the features of these splits."""
+    for path in (features / TOWERS_FILE, *(features / split / "manifest.json" for split in splits)):
+        if not path.is_file():
+            raise UserError(f"{path} does not exist: run the stage features, with {', '.join(splits)} among its splits")

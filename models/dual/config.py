@@ -1,0 +1,13 @@
+"""Sizes of the dual encoder. No torch here, so that parameters can be validated quickly."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class DualConfig(BaseModel, frozen=True, extra="forbid"):
+    """Two linear projections of pooled features."""
+
+    width: int = Field(default=512, ge=1, le=65_536, description="common width of pictures and captions")
+    temperature: float = Field(default=0.05, gt=0, le=10, description="of the contrastive loss, at its start")
+    learn_temperature: bool = Field(default=True, description="whether the temperature is learned")

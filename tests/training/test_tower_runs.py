@@ -1,0 +1,209 @@
+"""Features of tiny random towers, and HAT, VITR and the dual encoder learning from them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from components.evaluation.tower_models import EncodedSplit, load_tower_model
+from components.evaluation.tower_scoring import recalls, score_all
+from components.io.errors import UserError
+from components.io.runtime import Runtime
+from components.training import feature_work
+from components.training.feature_store import FeatureReader
+from components.training.features import FeaturesParams, features
+from components.training.finetune import FinetuneParams, finetune
+
+TOWERS = {
+    "image": {"model": "tf_efficientnet_lite0", "image_size": 64, "stages": [4, 5, 6], "grid": 2},
+    "text": {
+        "layers": 3,
+        "take": [1, 2, 3],
+        "width": 16,
+        "heads": 2,
+        "intermediate": 32,
+        "vocab_size": 80,
+        "max_positions": 16,
+        "dropout": 0,
+    },
+    "max_tokens": 16,
+    "semantic_values": 3,
+    "batch_size": 4,
+    "pictures_per_part": 4,
+    "seed": 3,
+}
+RUN = {"epochs": 2, "batch_size": 6, "log_every": 1, "num_threads": 1}
+HEADS = {
+    "linear": {"width": 8},
+    "hat": {"width": 8},
+    "vitr": {"regions": 4, "local_width": 8, "join_width": 8, "reasoning_steps": 1, "fusion_steps": 1},
+}
+
+
+def feature_params(task, shards, **changes):
+    chosen = TOWERS | {"task": str(task), "vocabulary": str(shards / "tokenizer.json")} | changes
+    return FeaturesParams.model_validate({"towers": {"tiny": chosen}})
+
+
+@pytest.fixture(scope="module")
+def cached(task, shards, tmp_path_factory):
+    """The features of the tiny task."""
+    folder = tmp_path_factory.mktemp("features")
+    runtime = Runtime(work=folder / "work", processes=1)
+    features(feature_params(task, shards), towers="tiny", task=task, features=folder / "tiny", runtime=runtime)
+    return folder / "tiny"
+
+
+def train(kind, task, cached, folder, **changes):
+    run = RUN | {"kind": kind, "task": str(task), "pretrained": str(cached), "head": HEADS[kind]} | changes
+    if kind == "linear":
+        run["schedule"] = {"kind": "cosine_by_iteration", "lr": 1e-3, "warmup_lr": 1e-4, "warmup_iterations": 1}
+    params = FinetuneParams.model_validate_json(json.dumps({"runs": {"tiny": run}}))
+    options = {"weights": folder / "weights", "curves": folder / "curves", "runtime": Runtime(work=folder / "work")}
+    finetune(params, run="tiny", task=task, pretrained=cached, **options)
+    return folder / "weights"
+
+
+def files_of(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_features_are_what_the_towers_say(task, cached):
+    reader = FeatureReader(cached / "train")
+    image, text = feature_work.load_towers(cached)
+    assert len(reader) == 9
+    assert reader.picture_of.tolist() == [0, 1, 1, 2, 2, 2, 3, 4, 4, 5, 5, 5, 6, 7, 7, 8, 8, 8]
+    tokenizer = feature_work.load_tokenizer(cached)
+    records = feature_work.ShardReader(task / "train")
+    for caption in (0, 4, 17):
+        words, mask = reader.words([caption])
+        ids, own = tokenizer.encode_batch([reader.captions[caption]], 16)
+        assert torch.equal(mask.long(), own)
+        for level, want in zip(words, text(ids, own), strict=True):
+            torch.testing.assert_close(level, want.detach(), atol=5e-3, rtol=5e-3)
+    for picture in (0, 8):
+        regions = reader.regions([picture])
+        want = image(feature_work.view(records, picture, 64)[None].float() / 255)
+        for level, one in zip(regions, want, strict=True):
+            torch.testing.assert_close(level, one.detach(), atol=5e-3, rtol=5e-3)
+    assert np.load(cached / "train" / "semantic.npy").shape == (18, 3)
+
+
+def test_words_are_padded_and_masked(cached):
+    reader = FeatureReader(cached / "val")
+    words, mask = reader.words(range(len(reader.picture_of)))
+    assert mask.sum(dim=1).tolist() == reader.lengths.tolist()
+    assert all((level[~mask] == 0).all() for level in words)
+
+
+def test_a_stopped_extraction_goes_on_and_gives_the_same_bytes(task, shards, cached, tmp_path, monkeypatch):
+    params, runtime = feature_params(task, shards), Runtime(work=tmp_path / "work", processes=1)
+    parts = []
+
+    def stop_at_third(reader, index, size, view=feature_work.view):
+        parts.append(index)
+        if len(parts) == 6:
+            raise KeyboardInterrupt
+        return view(reader, index, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(feature_work, "view", stop_at_third)
+        with pytest.raises(KeyboardInterrupt):
+            features(params, towers="tiny", task=task, features=tmp_path / "out", runtime=runtime)
+    features(params, towers="tiny", task=task, features=tmp_path / "out", runtime=runtime)
+    assert files_of(tmp_path / "out") == files_of(cached)
+    assert not list((tmp_path / "work").rglob("*.npy"))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_run_learns_and_its_model_scores_as_the_features_do(kind, task, cached, tmp_path):
+    weights = train(kind, task, cached, tmp_path)
+    metrics = json.loads((weights / "metrics.json").read_text())
+    assert metrics["steps"] == 6
+    assert np.isfinite(metrics["last"]["loss"])
+    model, sizes = load_tower_model(weights, "cpu")
+    assert sizes["kind"] == kind
+    reader = FeatureReader(cached / "val")
+    split = EncodedSplit(task / "val", model, sizes, weights, "cpu")
+    from_features = score_all(model.head, reader, picture_block=2, caption_block=3)
+    from_pictures = score_all(model.head, split)
+    for name, matrix in from_features.items():
+        assert matrix.shape == (5, len(reader.picture_of))
+        torch.testing.assert_close(matrix, from_pictures[name], atol=2e-2, rtol=2e-2)
+    found = recalls(from_features, reader.picture_of)
+    best = json.loads((weights / "metrics.json").read_text())["best"]["score"]
+    name = {"hat": "ensemble", "vitr": "vitr", "linear": "similarity"}[kind]
+    assert found[name]["r_mean"] == pytest.approx(best)
+    assert found[name]["r_sum"] == pytest.approx(
+        sum(found[name][f"{d}_r{k}"] for d in ("txt", "img") for k in (1, 5, 10))
+    )
+
+
+def test_the_same_run_gives_the_same_weights(task, cached, tmp_path):
+    first = train("hat", task, cached, tmp_path / "a")
+    second = train("hat", task, cached, tmp_path / "b")
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+
+
+def test_towers_rest_and_then_learn(task, cached, tmp_path):
+    image, _ = feature_work.load_towers(cached)
+    frozen, _ = load_tower_model(train("hat", task, cached, tmp_path / "a"), "cpu")
+    changes = {"epochs": 2, "freeze_epochs": 1, "keep_weights": "last"}
+    tuned, _ = load_tower_model(train("hat", task, cached, tmp_path / "b", **changes), "cpu")
+    name = "conv_stem.weight"
+    assert torch.equal(frozen.image.net.state_dict()[name], image.net.state_dict()[name])
+    assert not torch.equal(tuned.image.net.state_dict()[name], image.net.state_dict()[name])
+    assert torch.equal(tuned.image.net.state_dict()["bn1.running_mean"], image.net.state_dict()["bn1.running_mean"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocabulary": "package:no_such_package/x"}, "no_such_package, which is not installed"),
+        ({"vocabulary": "nowhere/vocab.txt"}, "nowhere/vocab.txt does not exist"),
+        ({"text": TOWERS["text"] | {"vocab_size": 20}}, "set text.vocab_size"),
+        ({"image": TOWERS["image"] | {"model": "vgg99"}}, "the towers cannot be made: timm cannot make vgg99"),
+        ({"splits": ["train", "dev"]}, "dev does not exist"),
+        ({"semantic_values": 100}, "semantic_values does not fit"),
+    ],
+)
+def test_what_cannot_be_extracted_is_said(changes, said, task, shards, tmp_path):
+    with pytest.raises(UserError, match=said):
+        features(
+            feature_params(task, shards, **changes),
+            towers="tiny",
+            task=task,
+            features=tmp_path / "out",
+            runtime=Runtime(work=tmp_path / "work", processes=1),
+        )
+
+
+def test_weights_are_never_unpickled(task, shards, tmp_path):
+    import pickle
+
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps(print, protocol=2))
+    with pytest.raises(UserError, match="could run code"):
+        features(
+            feature_params(task, shards, image_weights=str(tmp_path / "evil.pth")),
+            towers="tiny",
+            task=task,
+            features=tmp_path / "out",
+            runtime=Runtime(work=tmp_path / "work", processes=1),
+        )
+
+
+def test_runs_say_what_they_lack(task, cached, tmp_path):
+    with pytest.raises(UserError, match="run the stage features"):
+        train("hat", task, tmp_path, tmp_path)
+    with pytest.raises(UserError, match=r"finetune.runs.tiny.head does not fit .*levels names 4"):
+        train("hat", task, cached, tmp_path, head={"levels": [4]})
+    bare = shutil.copytree(cached, tmp_path / "bare")
+    (bare / "train" / "semantic.npy").unlink()
+    with pytest.raises(UserError, match="semantic_values"):
+        train("vitr", task, bare, tmp_path)
+    shutil.rmtree(bare / "train")
+    shutil.copytree(cached / "val", bare / "train")
+    with pytest.raises(UserError, match="was not made from"):
+        train("hat", task, bare, tmp_path)
