@@ -19,11 +19,13 @@ from components.evaluation.retrieval import (
     top_indices,
 )
 from components.evaluation.summary import METRICS_FILE
+from components.evaluation.uncertainty import LEVEL, RESAMPLES, SEED, fold_recalls, recall_intervals
 
 RANKS_FILE = "ranks.parquet"
 EXAMPLES_FILE = "examples.json"
 TEXT, IMAGE = "txt", "img"  # the published names of the two directions
 DIGITS = 4  # of scores in examples.json
+FOLDED, FOLDS = 5000, 5  # COCO's test set, which is also reported in five folds of a thousand pictures
 
 Scores = tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]  # image to text (N, M), text to image (M, N)
 
@@ -56,10 +58,16 @@ def write_results(
     examples: int,
     example_candidates: int,
     about: dict[str, Any],
+    folds: int | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
 ) -> None:
     """Write ``metrics.json``, ``ranks.parquet`` and ``examples.json`` into `folder`; `about` heads the metrics.
 
-    The metrics come last, so a folder that has them is complete. Raises ValueError as `retrieval_ranks` does.
+    Beside the recalls stand their bootstrap intervals (`resamples` draws of pictures from `seed`; none for 0), and
+    means over `folds` parts of the pictures: five where there are COCO's 5,000 (None), none for 0 or 1.
+    The metrics come last, so a folder that has them is complete. Raises ValueError as `retrieval_ranks` does, and when
+    the pictures do not divide into so many folds.
     """
     ranks_itc = retrieval_ranks(*itc, split.picture_of)
     ranks_itm = retrieval_ranks(*itm, split.picture_of)
@@ -71,6 +79,23 @@ def write_results(
         "itm": recall_metrics(ranks_itm),
         "chance": chance_metrics(split.picture_of, len(split.picture_ids)),
     }
+    if resamples:
+        metrics["intervals"] = {
+            "level": LEVEL,
+            "resamples": resamples,
+            "seed": seed,
+            **{
+                name: recall_intervals(ranks, split.picture_of, resamples=resamples, seed=seed)
+                for name, ranks in (("itc", ranks_itc), ("itm", ranks_itm))
+            },
+        }
+    parts = (FOLDS if len(split.picture_ids) == FOLDED else 0) if folds is None else folds
+    if parts > 1:
+        metrics["folds"] = {
+            "folds": parts,
+            "pictures": len(split.picture_ids) // parts,
+            **{name: fold_recalls(scores, split.picture_of, parts) for name, scores in (("itc", itc), ("itm", itm))},
+        }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / METRICS_FILE).unlink(missing_ok=True)
     pq.write_table(_rank_table(split, ranks_itc, ranks_itm), folder / RANKS_FILE, compression="zstd")

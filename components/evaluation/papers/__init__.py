@@ -1,0 +1,1 @@
+"""Numbers that the papers report, as data, and whether a run may stand beside them."""
