@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,9 @@ from torch import Tensor
 from components.evaluation.scoring import Texts
 from components.evaluation.task_inputs import TaskSplit
 
+NOTES = {
+    "entailment": "SNLI-VE's test labels were carried over from sentences without pictures and are known to be noisy."
+}
 CLASSES = {"entailment": ("contradiction", "neutral", "entailment"), "nlvr2": ("false", "true")}
 
 
@@ -62,6 +66,20 @@ def class_metrics(
         },
         "majority": 100 * float(counts.max() / counts.sum()),
         "chance": 100 / len(names),
+    }
+
+
+def sentence_consistency(right: Sequence[bool] | NDArray[np.bool_], sentences: Sequence[str]) -> dict[str, Any]:
+    """NLVR2's consistency: the percentage of sentences that are judged rightly with all their pairs of pictures.
+
+    `right` (N,) says it of each item; sentences are told apart by their text.
+    """
+    whole: dict[str, bool] = defaultdict(lambda: True)
+    for hit, sentence in zip(right, sentences, strict=True):
+        whole[sentence] &= bool(hit)
+    return {
+        "sentences": len(whole),
+        "consistency": 100 * sum(whole.values()) / len(whole) if whole else None,
     }
 
 

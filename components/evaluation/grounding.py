@@ -1,4 +1,4 @@
-"""Grounding by Grad-CAM: proposals ranked by the heat within them, and how often the best is the right box."""
+"""Grounding by Grad-CAM: proposals ranked by the heat within them, and what the map alone finds without proposals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,16 +18,23 @@ from components.evaluation.task_inputs import TaskSplit
 from models.albef.gradcam import gradcam_itc, gradcam_itm
 from models.albef.model import Albef
 
+THRESHOLD = 0.5  # of the map's highest value: what is hotter belongs to the box without proposals
 OVERLAP = 0.5  # intersection over union from which a box counts as found
 Mode = Literal["itm", "itc"]
 Box = Sequence[float]  # left, top, width, height, pixels
 
 
 class Pointed(NamedTuple):
-    """Candidates of an item by score, best first: their numbers, and the scores in that order."""
+    """Candidates of an item by score, best first: their numbers, and the scores in that order.
+
+    Without proposals: `peak`, the hottest pixel (x, y), and `box`, around the hottest region. A map without heat has
+    none of all this, so it counts as a miss everywhere.
+    """
 
     order: tuple[int, ...]
     scores: tuple[float, ...]
+    peak: tuple[int, int] | None = None
+    box: Box | None = None
 
 
 def _silent(items: int = 1) -> None:
@@ -50,16 +60,32 @@ def rank_proposals(heat: Tensor, size: tuple[int, int], boxes: Sequence[Box], po
     """Boxes by the heat (h, w) within them over area to the `power`, the published ranking (0.5).
 
     The map is first enlarged to the picture's `size` (width, height) by bicubic interpolation. Equal scores keep the
-    order of the boxes.
+    order of the boxes. A map that is nowhere above zero, or not a number, ranks nothing.
     """
     width, height = size
+    if not bool((heat > 0).any()) or not bool(torch.isfinite(heat).all()):
+        return Pointed((), ())
     large = F.interpolate(heat[None, None].float(), size=(height, width), mode="bicubic", align_corners=False)[0, 0]
     scores = []
     for left, top, wide, high in (box[:4] for box in boxes):
         part = large[int(top) : int(top + high), int(left) : int(left + wide)]
         scores.append(float(part.sum()) / (wide * high) ** power)
     order = sorted(range(len(scores)), key=lambda place: -scores[place])
-    return Pointed(tuple(order), tuple(scores[place] for place in order))
+    place = divmod(int(large.argmax()), width)
+    return Pointed(
+        tuple(order), tuple(scores[place] for place in order), (place[1], place[0]), hottest_box(large.numpy())
+    )
+
+
+def hottest_box(heat: NDArray[np.floating[Any]], threshold: float = THRESHOLD) -> Box:
+    """The box (left, top, width, height) around the region of the map's peak that is above a share of its height.
+
+    `heat` (H, W) has a positive value. The region is 4-connected: separate spots do not stretch the box.
+    """
+    regions, _ = ndimage.label(heat >= threshold * heat.max())
+    rows, columns = np.nonzero(regions == regions.flat[int(heat.argmax())])
+    left, top = int(columns.min()), int(rows.min())
+    return (float(left), float(top), float(columns.max() - left + 1), float(rows.max() - top + 1))
 
 
 def overlap(one: Box, other: Box) -> float:
@@ -101,11 +127,13 @@ def grounding_metrics(
 ) -> dict[str, Any]:
     """Accuracies in percent over items whose box is known: overall, by subset; of the largest candidate; of chance.
 
-    `ceiling` is the share of items that have a right candidate at all.
+    `ceiling` is the share of items that have a right candidate at all. `without_proposals`: `pointing`, how often the
+    hottest pixel lies in the box, and `box`, how often the box around the hottest region is right. Subsets of which no
+    box is known are None: not available.
     """
     known = [index for index, box in enumerate(boxes) if box is not None]
-    right: dict[str, list[bool]] = defaultdict(list)
-    every, largest, chance, possible = [], [], [], []
+    right: dict[str, list[bool]] = defaultdict(list, {subset or "all": [] for subset in subsets})
+    every, largest, chance, possible, pointing, boxed = [], [], [], [], [], []
     for index in known:
         box = boxes[index]
         assert box is not None
@@ -117,6 +145,9 @@ def grounding_metrics(
         largest.append(bool(areas) and fits[areas.index(max(areas))])
         chance.append(sum(fits) / len(fits) if fits else 0.0)
         possible.append(any(fits))
+        pointing.append(_inside(pointed[index].peak, box))
+        alone = pointed[index].box
+        boxed.append(alone is not None and overlap(box, alone) >= OVERLAP)
     return {
         "accuracy": _percent(every),
         "by_subset": {name: _percent(found) for name, found in sorted(right.items())},
@@ -124,6 +155,7 @@ def grounding_metrics(
         "majority_answer": "the largest candidate",
         "chance": _percent(chance),
         "ceiling": _percent(possible),
+        "without_proposals": {"pointing": _percent(pointing), "box": _percent(boxed)},
     }
 
 
@@ -136,6 +168,10 @@ def right_ranks(
         places = [place for place, number in enumerate(one.order) if box and overlap(box, offered[number]) >= OVERLAP]
         ranks.append(None if box is None else places[0] + 1 if places else len(offered) + 1)
     return ranks
+
+
+def _inside(peak: tuple[int, int] | None, box: Box) -> bool:
+    return peak is not None and box[0] <= peak[0] < box[0] + box[2] and box[1] <= peak[1] < box[1] + box[3]
 
 
 def _percent(scores: Sequence[float | bool]) -> float | None:

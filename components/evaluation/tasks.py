@@ -15,9 +15,17 @@ from torch import nn
 
 from components.data.tasks.annotations import read_answers
 from components.evaluation.answering import answer_metrics, generate_answers, rank_answers, vqa_accuracy
-from components.evaluation.classes import CLASSES, class_logits, class_metrics, label_ranks
+from components.evaluation.classes import (
+    CLASSES,
+    NOTES,
+    class_logits,
+    class_metrics,
+    label_ranks,
+    sentence_consistency,
+)
 from components.evaluation.grounding import grounding_metrics, point, right_ranks
 from components.evaluation.scoring import Texts
+from components.evaluation.submission import SUBMISSION_FILE, write_submission
 from components.evaluation.task_inputs import TaskSplit
 from components.evaluation.task_results import Verdict, write_task_results
 from components.evaluation.weights import CONFIG_FILE, WEIGHTS_FILE, load_model
@@ -55,6 +63,11 @@ def evaluate_task(
         verdicts, metrics = judge(params, kind, model, split, texts, weights, device, advance)
     about = {"run": run, "task": task.name, "kind": kind, "split": params.split, "items": len(split)}
     about["image_size"] = config.image_size
+    if kind == "vqa":
+        evaluation.mkdir(parents=True, exist_ok=True)
+        write_submission(
+            evaluation / SUBMISSION_FILE, split.items.column("question_id"), [one.prediction for one in verdicts]
+        )
     write_task_results(evaluation, verdicts, about | metrics, params.examples)
 
 
@@ -112,7 +125,10 @@ def _classes(
         )
         for item in range(len(split))
     ]
-    return verdicts, class_metrics(logits, labels, names)
+    metrics = class_metrics(logits, labels, names)
+    if kind == "nlvr2":
+        metrics |= sentence_consistency(logits.argmax(axis=1) == labels, split.items.column("text"))
+    return verdicts, metrics | ({"note": NOTES[kind]} if kind in NOTES else {})
 
 
 def _vqa(
