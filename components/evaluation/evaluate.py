@@ -78,6 +78,7 @@ def evaluate(
     from components.evaluation.inputs import RetrievalSplit
     from components.evaluation.results import write_results
     from components.evaluation.scoring import count_pairs, rerank_itm, score_itc, with_tail
+    from components.evaluation.tower_models import is_tower_model
     from components.evaluation.weights import load_model
     from components.io.errors import UserError
     from components.io.progress import progress
@@ -90,6 +91,11 @@ def evaluate(
         from components.evaluation.tasks import evaluate_task
 
         evaluate_task(params, kind=kind, run=run, task=task, weights=weights, evaluation=evaluation, device=device)
+        return
+    if is_tower_model(weights):
+        from components.evaluation.tower_evaluation import evaluate_towers
+
+        evaluate_towers(params, run=run, task=task, weights=weights, evaluation=evaluation, device=device)
         return
     model, config = load_model(weights, device, params.image_size)
     if params.max_tokens > config.max_positions:

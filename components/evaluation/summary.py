@@ -69,11 +69,15 @@ def _kind(folder: Path) -> str:
 def metrics_table(evaluation: Path) -> list[tuple[str, ...]]:
     """Rows of text under `HEADINGS` for each retrieval run in `evaluation` (``data/evaluation``), recalls in percent.
 
-    Three rows a run: chance, ITC alone, ITC re-ranked by ITM. Runs that are not evaluated yet are left out.
+    Three rows a run: chance, ITC alone, ITC re-ranked by ITM; or chance and each score of a model over two towers.
+    Runs that are not evaluated yet are left out.
     """
     rows: list[tuple[str, ...]] = []
     for folder in retrieval_runs(evaluation):
         metrics = read_metrics(folder)
-        for name, label in ROWS:
-            rows.append((folder.name, label, *(f"{metrics[name][key]:.1f}" for key in COLUMNS)))
+        named = {label: metrics[name] for name, label in ROWS}
+        if isinstance(metrics.get("scores"), dict):
+            named = {"chance": metrics["chance"], **metrics["scores"]}
+        for label, recalls in named.items():
+            rows.append((folder.name, label, *(f"{recalls[key]:.1f}" for key in COLUMNS)))
     return rows

@@ -141,6 +141,30 @@ def test_a_run_learns_and_its_model_scores_as_the_features_do(kind, task, cached
     )
 
 
+def test_evaluate_writes_what_every_retrieval_run_has(task, cached, tmp_path):
+    from components.evaluation.evaluate import EvaluateParams, evaluate
+    from components.evaluation.summary import metrics_table
+
+    weights = train("hat", task, cached, tmp_path)
+    evaluate(
+        EvaluateParams(split="val", examples=1),
+        run="tiny",
+        task=task,
+        weights=weights,
+        evaluation=tmp_path / "evaluation" / "tiny",
+    )
+    metrics = json.loads((tmp_path / "evaluation" / "tiny" / "metrics.json").read_text())
+    assert set(metrics["scores"]) == {"i2t", "t2i", "ensemble"}
+    for mine, shared in (("t2i", "itc"), ("ensemble", "itm")):
+        assert {key: metrics["scores"][mine][key] for key in metrics[shared]} == pytest.approx(metrics[shared])
+    assert metrics["labels"] == {"itc": "HAT (t-i)", "itm": "HAT*, ensemble"}
+    table = metrics_table(tmp_path / "evaluation")
+    assert [row[1] for row in table] == ["chance", "i2t", "t2i", "ensemble"]
+    (weights / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(UserError, match="damaged or not of its"):
+        evaluate(EvaluateParams(split="val"), run="x", task=task, weights=weights, evaluation=tmp_path / "x")
+
+
 def test_the_same_run_gives_the_same_weights(task, cached, tmp_path):
     first = train("hat", task, cached, tmp_path / "a")
     second = train("hat", task, cached, tmp_path / "b")

@@ -1,0 +1,57 @@
+"""Evaluating HAT, VITR or a dual encoder on one split of a retrieval task: all pictures against all captions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.evaluation.results import write_results
+from components.evaluation.tower_models import EncodedSplit, load_tower_model
+from components.evaluation.tower_scoring import ENSEMBLE, main_score, recalls, score_all
+from components.io.progress import progress
+
+if TYPE_CHECKING:
+    from components.evaluation.evaluate import EvaluateParams
+
+LABELS = {
+    "similarity": "dual encoder",
+    "vitr": "VITR",
+    "i2t": "HAT (i-t)",
+    "t2i": "HAT (t-i)",
+    ENSEMBLE: "HAT*, ensemble",
+}
+FIRST = {ENSEMBLE: "t2i", "vitr": "similarity"}  # what stands beside the main score in every table and curve
+
+
+def evaluate_towers(
+    params: EvaluateParams, *, run: str, task: Path, weights: Path, evaluation: Path, device: str
+) -> None:
+    """Evaluate `weights` on ``task/SPLIT``; write metrics, ranks and examples into `evaluation`.
+
+    The files are those of every retrieval run. ``itm`` holds the model's own score (HAT's ensemble where it has both
+    directions), ``itc`` a simpler one of the same model where there is one (one direction, VITR's dual encoder);
+    ``labels`` says which, and ``scores`` has the recalls of all, each with ``r_sum``, the sum of six.
+    Raises UserError when the split or the weights are missing or damaged.
+    """
+    model, sizes = load_tower_model(weights, device)
+    split = EncodedSplit(task / params.split, model, sizes, weights, device)
+    with progress(f"evaluate {run}: score", len(split)) as advance:
+        scores = score_all(model.head, split, device=device, advance=advance)
+    chosen = main_score(list(scores))
+    beside = FIRST.get(chosen, chosen)
+    about: dict[str, Any] = {"run": run, "task": task.name, "split": params.split, "model": sizes["kind"]}
+    about |= {
+        "image_size": sizes["image"]["image_size"],
+        "labels": {"itc": LABELS[beside], "itm": LABELS[chosen]},
+        "scores": recalls(scores, split.picture_of),
+    }
+    first, last = scores[beside].numpy(), scores[chosen].numpy()
+    write_results(
+        evaluation,
+        split,
+        itc=(first, first.T),
+        itm=(last, last.T),
+        examples=params.examples,
+        example_candidates=params.example_candidates,
+        about=about,
+    )
