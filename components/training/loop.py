@@ -32,6 +32,7 @@ from components.training.clock import Clock
 from components.training.curves import STEP, Curves
 from components.training.data import Batch, Plan, batches
 from components.training.optimisers import Stepper, Towers, make_optimizer
+from components.training.protocol import CHECKPOINTS as CHECKPOINTS
 from components.training.protocol import EXPORT as EXPORT
 from components.training.protocol import Outcome as Outcome
 from components.training.protocol import Task as Task
@@ -86,7 +87,7 @@ def fit(task: Task, params: TrainingParams, storage: Path, worker: Worker | None
     stepper = Stepper(make_optimizer(model, params), params, worker.device)
     towers = Towers(model, getattr(task, "frozen", ()), params.freeze_epochs, task.label)
     with termination() as told, _uploads(params, storage) as uploads:
-        checkpoints = Checkpoints(storage / "checkpoints", params.checkpoint.keep, uploads)
+        checkpoints = Checkpoints(storage / CHECKPOINTS, params.checkpoint.keep, uploads)
         run = _Run(task, params, plan, worker, stepper, towers, checkpoints, storage, total)
         run.steps(run.restore(), told)
     outcome = run.outcome

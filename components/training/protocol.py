@@ -11,6 +11,7 @@ from torch import nn
 
 from components.training.data import PairData
 
+CHECKPOINTS = "checkpoints"  # folder in a training's storage
 EXPORT = "export"  # folder in a training's storage where the first worker leaves the weights to publish
 
 
@@ -27,7 +28,8 @@ class Worker:
     world: int = 1
     local_world: int = 1  # workers on this machine
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    leaving: Callable[[], bool] = never  # whether this worker, or its machine, has been told to go
+    leaving: Callable[[], bool] = never  # whether the training was told to end here
+    endangered: Callable[[], bool] = never  # whether a machine of this training is about to be taken away
 
 
 class Task(Protocol):

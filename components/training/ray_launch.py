@@ -1,7 +1,8 @@
 """Starting a training through Ray Train. The one module of the training room that knows Ray.
 
 `num_workers` 0 is Ray's local mode: the training function runs in this process and no cluster is started. More workers
-run data-parallel (DDP over NCCL with GPUs, gloo without), on this machine or on `runtime.ray_address`.
+run data-parallel (DDP over NCCL with GPUs, gloo without), on this machine or on `runtime.ray_address`; with
+`min_workers` they go on as fewer when the cluster has lost some.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ from typing import Any
 from components.io.errors import UserError
 from components.io.runtime import Runtime
 from components.training.loop import Worker
+from components.training.saving import termination
 from components.training.settings import TrainingParams
 
-FAILURE_FILE = "failure.json"
+FAILURE_FILE, LEAVE_FILE = "failure.json", "leave"
 
 
 def launch(train: Callable[[Worker], Any], params: TrainingParams, storage: Path, runtime: Runtime) -> Any:
@@ -28,8 +31,8 @@ def launch(train: Callable[[Worker], Any], params: TrainingParams, storage: Path
 
     `train` must be importable (a module's function or a `functools.partial` of one), and resume from what it left in
     `storage`, an absolute path that all workers share: after a lost worker all start again, up to
-    `params.max_failures` times. A UserError is not tried again; it is raised here as it was raised there. Raises
-    UserError also when workers are lost too often, or when the cluster has too little room.
+    `params.max_failures` times. A UserError is not tried again; it is raised here as it was raised there. On SIGTERM
+    all save and end. Raises UserError also when workers are lost too often, or when the cluster has too little room.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")  # asks the dashboard, which is off
@@ -46,17 +49,21 @@ def launch(train: Callable[[Worker], Any], params: TrainingParams, storage: Path
     if started:
         _connect(params, runtime)
     try:
-        use_gpu = ray.cluster_resources().get("GPU", 0) >= params.num_workers
+        least = params.min_workers or params.num_workers
+        use_gpu = ray.cluster_resources().get("GPU", 0) >= least
+        workers = params.num_workers if least == params.num_workers else (least, params.num_workers)
+        launched = uuid.uuid4().hex
         trainer = TorchTrainer(
-            partial(_in_worker, train, (storage / FAILURE_FILE, uuid.uuid4().hex)),
-            scaling_config=ScalingConfig(num_workers=params.num_workers, use_gpu=use_gpu),
+            partial(_in_worker, train, (storage, launched)),
+            scaling_config=ScalingConfig(num_workers=workers, use_gpu=use_gpu),
             run_config=RunConfig(
                 name=storage.name,
                 storage_path=str(storage / "ray"),
                 failure_config=FailureConfig(max_failures=params.max_failures, controller_failure_limit=3),
             ),
         )
-        return _result(trainer, params, storage)
+        with termination(lambda: _note(storage / LEAVE_FILE, launched)):
+            return _result(trainer, params, storage)
     finally:
         if started:
             ray.shutdown()
@@ -99,10 +106,11 @@ def _last_line(error: Exception) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _in_worker(train: Callable[[Worker], Any], failure: tuple[Path, str] | None) -> Any:
-    """The function that each of Ray's workers runs. `failure` is where, and under which name, a UserError is noted.
+def _in_worker(train: Callable[[Worker], Any], launch: tuple[Path, str] | None) -> Any:
+    """The function that each of Ray's workers runs. `launch` is the training's storage and the name of this launch.
 
-    Ray restarts the workers after any error; a UserError would only come again, so restarted workers end with it.
+    Ray restarts the workers after any error; a UserError would only come again, so it is noted in the storage, and
+    restarted workers of the same launch end with it.
     """
     import ray.train
     import ray.train.torch
@@ -114,17 +122,33 @@ def _in_worker(train: Callable[[Worker], Any], failure: tuple[Path, str] | None)
         local_world=context.get_local_world_size(),
         device=ray.train.torch.get_device(),
     )
-    if failure is None:
+    if launch is None:
         return train(worker)
-    path, launched = failure
-    if path.is_file():
-        noted = json.loads(path.read_text(encoding="utf-8"))
-        if noted["launch"] == launched:
-            raise UserError(noted["message"])
+    storage, launched = launch
+    worker = replace(
+        worker,
+        leaving=lambda: _noted(storage / LEAVE_FILE) == launched,
+        endangered=lambda: ray.train.get_preemption_info() is not None,
+    )
+    failure = json.loads(_noted(storage / FAILURE_FILE) or "{}")
+    if failure.get("launch") == launched:
+        raise UserError(failure["message"])
     try:
         return train(worker)
     except UserError as error:
-        partial_path = path.with_name(f".{path.name}.{worker.rank}")
-        partial_path.write_text(json.dumps({"launch": launched, "message": str(error)}), encoding="utf-8")
-        partial_path.replace(path)
+        _note(storage / FAILURE_FILE, json.dumps({"launch": launched, "message": str(error)}))
         raise
+
+
+def _noted(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _note(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial_path = path.with_name(f".{path.name}.{os.getpid()}")
+    partial_path.write_text(text, encoding="utf-8")
+    partial_path.replace(path)

@@ -41,6 +41,7 @@ class Saver:
         self.checkpoints, self.params, self.worker, self.section = checkpoints, params, worker, section
         self._saved_at = time.monotonic()
         self._failures = 0
+        self._in_danger = False
 
     def ask(self, done: int, last: bool, told: bool) -> Word:
         """Whether to save after `done` steps, and to leave after it: the same word on all workers.
@@ -48,11 +49,15 @@ class Saver:
         The first worker's clock counts, since clocks differ; anyone who has been `told` to leave takes all with it.
         """
         save = last or (self.params.steps is not None and done % self.params.steps == 0)
+        often = done % ASK_EVERY == 0 or save
+        if self.worker.world > 1 and not often:
+            return Word(False, False)
         due = self.worker.rank == 0 and time.monotonic() - self._saved_at >= 60 * self.params.minutes
-        leave = told or self.worker.leaving()
+        leave, danger = told or self.worker.leaving(), self._in_danger
+        if often:  # all workers must ask equally often
+            danger = self.worker.endangered()
+        due, self._in_danger = due or (danger and not self._in_danger), danger  # once for a danger, not at every step
         if self.worker.world > 1:
-            if done % ASK_EVERY and not save:
-                return Word(False, False)
             words = torch.tensor([int(due), int(leave)], device=self.worker.device)
             dist.all_reduce(words, op=dist.ReduceOp.MAX)
             due, leave = (bool(word) for word in words.tolist())
@@ -93,8 +98,8 @@ class Termination:
 
 
 @contextmanager
-def termination() -> Iterator[Termination]:
-    """Note SIGTERM instead of ending; on the way out, end as it asked, if it came.
+def termination(pass_on: Callable[[], None] | None = None) -> Iterator[Termination]:
+    """Note SIGTERM, and `pass_on` the news, instead of ending; on the way out, end as it asked, if it came.
 
     Only a process's main thread can take signals; elsewhere nothing is changed.
     """
@@ -105,6 +110,8 @@ def termination() -> Iterator[Termination]:
 
     def note(*_: object) -> None:
         state.told = True
+        if pass_on is not None:
+            pass_on()
 
     before = signal.signal(signal.SIGTERM, note)
     try:

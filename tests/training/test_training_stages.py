@@ -107,3 +107,20 @@ def test_a_damaged_weights_file_is_named(pretrained, task, finetune_params, tmp_
 
 def test_no_process_group_is_left_behind(pretrained):
     assert not torch.distributed.is_initialized()
+
+
+def test_with_extend_a_longer_pretraining_goes_on_from_the_shorter_one(shards, pretrain_params, tmp_path, capfd):
+    def go(name, **changes):
+        outs = tmp_path / name / "weights", tmp_path / name / "curves"
+        runtime = Runtime(work=tmp_path / "work")
+        pretrain(pretrain_params(**changes), shards=shards, weights=outs[0], curves=outs[1], runtime=runtime)
+        return json.loads((outs[0] / "metrics.json").read_text()), capfd.readouterr().err
+
+    short, _ = go("short", epochs=1)
+    go("other", epochs=1, seed=5)
+    longer, said = go("longer", epochs=2, checkpoint={"extend": True})
+    assert "pretrain goes on from step 3 of a training of 1 epochs, now 2" in said
+    assert longer["first"] == short["first"]
+    assert longer["last"]["step"] == 6
+    _, said = go("anew", epochs=2, checkpoint={"extend": True}, seed=6)
+    assert "goes on" not in said
