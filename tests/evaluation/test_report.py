@@ -200,3 +200,44 @@ def test_thumbnails_are_small_and_hostile_bytes_give_none():
     assert (small.width, small.height) == (240, 30)
     for data in (b"", b"\xff\xd8\xff\xe0", b"<svg onload='x'/>", made.jpeg(1)[:300]):
         assert thumbnail(data) is None
+
+
+def test_what_each_rule_of_cleaning_did(tmp_path):
+    made.make_data(tmp_path)
+    manifest = tmp_path / "clean" / "manifest.json"
+    content = json.loads(manifest.read_text()) | {
+        "changes": {"caption_spaces": 2, "picture_<b>": 41},
+        "rejects": {"truncated_image": 1},
+    }
+    manifest.write_text(json.dumps(content))
+    visible = Page(build(tmp_path)).visible
+    rules = visible[visible.index("Rules of cleaning") :]
+    assert rules.index("picture <b> 41") < rules.index("caption spaces 2") < rules.index("truncated image 1")
+
+
+def test_intervals_and_the_papers_stand_beside_recalls(tmp_path):
+    made.make_evaluation(tmp_path)
+    page = Page(build(tmp_path))
+    low, high = json.loads((tmp_path / "evaluation" / "task" / "metrics.json").read_text())["intervals"]["itm"][
+        "r_mean"
+    ]
+    assert f"{low:.1f}–{high:.1f}" in page.visible
+    assert "1,000 draws of the pictures" in page.visible
+    assert "Not comparable with a paper: task has no readable config.json." in page.visible
+
+
+def test_parts_of_accuracies_and_what_is_not_available(tmp_path):
+    model = {"patch_size": 16, "vision_width": 768, "vision_depth": 12, "text_width": 768, "text_layers": 12}
+    metrics = {"run": "nlvr2", "task": "nlvr2", "kind": "nlvr2", "split": "test", "items": 6967, "image_size": 384}
+    metrics |= {"accuracy": 80.0, "consistency": 41.26, "by_class": {"false": 79.5, "<true>": None}}
+    for folder, content in (
+        ("evaluation/nlvr2/metrics", metrics),
+        ("models/nlvr2/config", model | {"fusion_layers": 6}),
+    ):
+        path = tmp_path / f"{folder}.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(content))
+    page = Page(build(tmp_path))
+    assert "ALBEF 14M, table 4 accuracy 83.1 80.0 −3.1" in page.visible
+    assert "consistency per sentence 41.3" in page.visible
+    assert "class <true> not available" in page.visible

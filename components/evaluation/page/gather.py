@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,10 @@ from components.evaluation.page.samples import (
     rejected_samples,
 )
 from components.evaluation.page.statistics import SourceStatistics, read_statistics
+from components.evaluation.page.tables import RuleCount, TaskDetail, clean_rules, task_details
 from components.evaluation.page.training import Training, read_trainings
 from components.evaluation.page.validation import Validation, read_validation
+from components.evaluation.papers.compare import Comparison, compare
 from components.evaluation.results import IMAGE, TEXT
 from components.evaluation.retrieval import chance_recall
 from components.evaluation.summary import TASK_HEADINGS, task_table
@@ -82,6 +84,7 @@ class RunPlots:
 
     run: Run
     plots: tuple[plots.Plot, ...]
+    comparison: Comparison
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class Page:
     runs: tuple[RunPlots, ...]
     task_headings: tuple[str, ...]
     task_rows: tuple[tuple[str, ...], ...]
+    task_details: tuple[TaskDetail, ...]
+    rules: Mapping[str, tuple[RuleCount, ...]]
     trainings: tuple[TrainingPlots, ...]
     steps: tuple[Step, ...]
     tasks: tuple[Step, ...]
@@ -132,9 +137,14 @@ def gather(folders: Folders, *, title: str, samples: int, queries: int) -> Page:
     return Page(
         title=title,
         warnings=tuple(warnings),
-        runs=tuple(RunPlots(run, _recall_plots(run)) for run in runs),
+        runs=tuple(
+            RunPlots(run, _recall_plots(run), compare(run.metrics, folders.models / run.name, folders.shards))
+            for run in runs
+        ),
         task_headings=TASK_HEADINGS,
         task_rows=tuple(task_table(folders.evaluation)),
+        task_details=tuple(task_details(folders.evaluation, folders.models, folders.shards)),
+        rules=clean_rules(folders.clean),
         trainings=tuple(
             TrainingPlots(training, _curve_plots(training))
             for training in read_trainings(folders.curves, folders.models)

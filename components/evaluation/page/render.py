@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from components.evaluation.page.gather import Page
 from components.evaluation.page.queries import Run
+from components.evaluation.page.tables import METRIC_NAMES
 
 FOLDER = Path(__file__).parent
 TEMPLATE, STYLE = "report.html.j2", "style.css"
@@ -82,7 +83,10 @@ def _keys(page: Page) -> list[Key]:
 
 def _recall_key(name: str, run: Run, key: str) -> Key:
     itc, itm, chance = (float(run.metrics[scores][key]) for scores in ("itc", "itm", "chance"))
-    return Key(name, f"{itm:.1f}", (f"{itc:.1f} before re-ranking", f"{chance:.1f} by chance"))
+    notes = [f"{itc:.1f} before re-ranking", f"{chance:.1f} by chance"]
+    if interval := run.metrics.get("intervals", {}).get("itm", {}).get(key):
+        notes.insert(0, f"{interval[0]:.1f} to {interval[1]:.1f}, 95\u202f% interval")
+    return Key(name, f"{itm:.1f}", tuple(notes))
 
 
 def _revision(page: Page) -> str:
@@ -129,6 +133,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "recall": lambda value: f"{value:.1f}",
     "gain": _gain,
     "score": _score,
+    "metric": lambda name: METRIC_NAMES.get(str(name), str(name)),
     "size": _size,
     "width": lambda percent: f"{percent:.3f}%",
     "words": lambda name: _words(str(name)),
