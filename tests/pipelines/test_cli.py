@@ -50,7 +50,7 @@ def test_a_wrong_parameter_is_one_message_and_status_2(at_demo):
     assert done.returncode == 2
     assert done.stderr.strip() == (
         "vlp: params.yaml: clean.caption.max_word: no such key; did you mean max_words? "
-        "allowed: rules, web, max_words, max_characters"
+        "allowed: rules, web, unicode, max_words, max_tokens, tokenizer, max_characters"
     )
     assert done.stdout == ""
 
