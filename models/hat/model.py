@@ -46,7 +46,7 @@ class HatDirection(nn.Module):
         """(C, n, width) of each level to (C, n, d)."""
         return [project(self.dropout(level)) for project, level in zip(self.text, words, strict=True)]
 
-    def align(self, regions: Levels, words: Levels, mask: Tensor, block_bytes: int = 256 * 2**20) -> Tensor:
+    def align(self, regions: Levels, words: Levels, mask: Tensor) -> Tensor:
         """Scores (P, C): the levels' sum, from projected regions (P, k, d) and words (C, n, d) with mask (C, n)."""
         scores = [
             cross_attention_scores(
@@ -56,7 +56,6 @@ class HatDirection(nn.Module):
                 self.direction,
                 smoothing=self.config.smoothing,
                 clip=self.config.clip,
-                block_bytes=block_bytes,
             )
             for image, text in zip(regions, words, strict=True)
         ]
