@@ -51,6 +51,7 @@ class PretrainingTask:
             start(self.model, params.start_vision, params.start_text)
         self.data = pair_data(params, ShardReader(shards), shards, self.config, params.max_tokens)
         self.weights = {"loss_itm": params.itm_weight, "loss_mlm": params.mlm_weight}
+        self.shared_draws = self.config.negative_pool == "global"
 
     def losses(
         self, model: nn.Module, images: torch.Tensor, batch: Batch, alpha: float, generator: torch.Generator
@@ -77,6 +78,7 @@ class RetrievalTask:
         state, sizes = read_weights(pretrained)
         own = {name: getattr(run, name) for name in ("queue_size", "negative_pool", "negative_hardness")}
         self.config = run_config(AlbefConfig, run, self.label, sizes, pretrained, **own)
+        self.shared_draws = self.config.negative_pool == "global"
         torch.manual_seed(run.seed)
         try:
             self.model = AlbefRetrieval.from_pretraining(state, self.config, read_training(pretrained))

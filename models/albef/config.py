@@ -46,7 +46,8 @@ class AlbefConfig(BaseModel, frozen=True, extra="forbid"):
     mlm_probability: float = Field(0.15, gt=0, lt=1, description="Share of text tokens chosen for MLM")
     negative_pool: Literal["local", "global"] = Field(
         "local",
-        description="Where ITM's hard negatives come from: this process's batch (the published code) or all processes'",
+        description="Whose rows ITC and ITM's hard negatives see beside the queue: this process's (the published code) "
+        "or all processes', which then learn as one with the whole batch",
     )
 
     negative_hardness: float = Field(

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from models.albef.config import AlbefConfig
-from models.albef.distributed import gather_rows, gather_rows_with_grad, pad_to_longest, process_rank
+from models.albef.distributed import (
+    gather_rows,
+    gather_rows_with_grad,
+    mean_over_processes,
+    pad_to_longest,
+    process_rank,
+)
 from models.albef.finite import raise_not_finite
 from models.albef.losses import Negatives, contrastive_loss, matching_loss, sample_negatives
 from models.albef.model import Albef, Encoding
@@ -73,26 +79,22 @@ class DistilledAlbef(Albef):
         teacher_features = (teacher_image.feature, teacher_text.feature)
 
         with torch.autocast(images.device.type, enabled=False):
+            everyone = (gather_rows(teacher_image.feature), gather_rows(teacher_text.feature))  # (world * B, E) each
+            all_ids = gather_rows(ids)
+            pool, pool_ids = (everyone, all_ids) if self.config.negative_pool == "global" else (teacher_features, ids)
             queues = (self.queue.images.T, self.queue.texts.T)
-            keys = [torch.cat([fresh, old]) for fresh, old in zip(teacher_features, queues, strict=True)]  # (B + K, E)
-            similarity = self._compare(features, keys)  # twice (B, B + K)
+            keys = [torch.cat([fresh, old]) for fresh, old in zip(pool, queues, strict=True)]  # (P + K, E)
+            similarity = self._compare(features, keys)  # twice (B, P + K)
             with torch.no_grad():
                 teacher_similarity = self._compare(teacher_features, keys)
             if not torch.stack([s.sum() for s in (*similarity, *teacher_similarity)]).isfinite().all():
                 raise_not_finite(self, images, dict(zip(FEATURES, features + teacher_features, strict=True)))
-            positives = (ids[:, None] == torch.cat([ids, self.queue.ids])).to(keys[0].dtype)  # (B, B + K)
+            positives = (ids[:, None] == torch.cat([pool_ids, self.queue.ids])).to(keys[0].dtype)  # (B, P + K)
             hard = positives / positives.sum(dim=1, keepdim=True)
             loss = contrastive_loss(similarity, teacher_similarity, hard, alpha)
-
-            everyone = (gather_rows(teacher_image.feature), gather_rows(teacher_text.feature))  # (world * B, E) each
-            all_ids = gather_rows(ids)
-            with torch.no_grad():
-                if self.config.negative_pool == "global":
-                    grid, same_image = self._compare(features, everyone), ids[:, None] == all_ids
-                else:
-                    grid, same_image = (similarity[0][:, :rows], similarity[1][:, :rows]), ids[:, None] == ids
+            grid_i2t, grid_t2i = (compared[:, : len(pool_ids)].detach() for compared in similarity)
         self.queue.push(*everyone, ids=None if image_ids is None else all_ids)
-        return Alignment(loss, image, text, teacher_image, grid[0].detach(), grid[1].detach(), same_image)
+        return Alignment(loss, image, text, teacher_image, grid_i2t, grid_t2i, ids[:, None] == pool_ids)
 
     def _compare(self, features: Sequence[Tensor], keys: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Image-to-text and text-to-image similarities over temperature, (B, C), of (image, text) features and keys."""
@@ -112,6 +114,7 @@ class DistilledAlbef(Albef):
         """
         image, text = aligned.image, aligned.text
         pairs = image.tokens.shape[0]
+        everyone = self.config.negative_pool == "global"
         if negatives is None:
             negatives = sample_negatives(
                 aligned.similarity_i2t,
@@ -119,9 +122,10 @@ class DistilledAlbef(Albef):
                 aligned.same_image,
                 generator,
                 hardness=self.config.negative_hardness,
+                everyone=everyone,
             )
         own = torch.arange(pairs, device=image.tokens.device)
-        if self.config.negative_pool == "global":
+        if everyone:
             text_tokens, mask = pad_to_longest(text.tokens), pad_to_longest(attention_mask)
             text_pool, mask_pool = gather_rows_with_grad(text_tokens), gather_rows(mask)  # (P, L', ...)
             other_images = gather_rows_with_grad(image.tokens)[negatives.image_per_text]
@@ -139,4 +143,5 @@ class DistilledAlbef(Albef):
             image_rows,
         )
         possible = own.new_ones(pairs, dtype=torch.bool) if negatives.possible is None else negatives.possible
-        return matching_loss(logits, possible), negatives
+        count = mean_over_processes(possible.sum()) if everyone else None
+        return matching_loss(logits, possible, count), negatives

@@ -13,6 +13,34 @@ def process_rank() -> int:
     return dist.get_rank() if _together() else 0
 
 
+def process_count() -> int:
+    """How many processes there are, 1 without a process group."""
+    return dist.get_world_size() if _together() else 1
+
+
+def own_rows(tensor: Tensor) -> Tensor:
+    """The part (B, ...) that is this process's of all processes' rows (world * B, ...) in rank order."""
+    return tensor.chunk(process_count())[process_rank()]
+
+
+@torch.no_grad()
+def mean_over_processes(count: Tensor) -> Tensor:
+    """A number (any shape) averaged over all processes, float32."""
+    mean = count.float().clone()
+    if _together():
+        dist.all_reduce(mean)
+    return mean / process_count()
+
+
+def longest_of_all(length: int, device: torch.device) -> int:
+    """The largest of all processes' lengths."""
+    if not _together():
+        return length
+    longest = torch.tensor(length, device=device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return int(longest)
+
+
 @torch.no_grad()
 def gather_rows(tensor: Tensor) -> Tensor:
     """The rows of all processes in rank order: (B, ...) to (world * B, ...), no gradient. Shapes must agree."""
@@ -29,11 +57,7 @@ def gather_rows_with_grad(tensor: Tensor) -> Tensor:
 
 def pad_to_longest(tensor: Tensor) -> Tensor:
     """Pad dimension 1 with zeros to the longest of all processes, so that rows of texts can be gathered."""
-    if not _together():
-        return tensor
-    longest = torch.tensor(tensor.shape[1], device=tensor.device)
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    missing = int(longest) - tensor.shape[1]
+    missing = longest_of_all(tensor.shape[1], tensor.device) - tensor.shape[1]
     return F.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, missing))
 
 

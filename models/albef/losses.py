@@ -6,6 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from models.albef.distributed import own_rows, process_count
+
+TINY = 1e-6  # below any mean count of rows that is not zero
+
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of logits (B, C) against target distributions (B, C), a scalar (Eq. 2)."""
@@ -28,16 +32,19 @@ def contrastive_loss(
     return torch.stack(losses).mean()
 
 
-def masked_language_loss(logits: Tensor, labels: Tensor, teacher_logits: Tensor | None, alpha: float) -> Tensor:
+def masked_language_loss(
+    logits: Tensor, labels: Tensor, teacher_logits: Tensor | None, alpha: float, count: Tensor | None = None
+) -> Tensor:
     """MLM over the M masked positions: logits (M, V), labels (M,); zero when M = 0 (Eq. 3, 7).
 
-    `teacher_logits` (M, V) weigh `alpha`; None means that nothing is distilled.
+    `teacher_logits` (M, V) weigh `alpha`; None means that nothing is distilled. The sum is divided by `count`
+    instead of M where that is given: the mean M of all processes makes the mean of their losses that of all positions.
     """
-    count = max(labels.shape[0], 1)
-    loss = F.cross_entropy(logits, labels, reduction="sum") / count
+    divisor = max(labels.shape[0], 1) if count is None else count.clamp(min=TINY)
+    loss = F.cross_entropy(logits, labels, reduction="sum") / divisor
     if teacher_logits is None:
         return loss
-    distilled = -(teacher_logits.softmax(dim=1) * logits.log_softmax(dim=1)).sum() / count
+    distilled = -(teacher_logits.softmax(dim=1) * logits.log_softmax(dim=1)).sum() / divisor
     return (1 - alpha) * loss + alpha * distilled
 
 
@@ -71,30 +78,39 @@ def sample_negatives(
     generator: torch.Generator | None = None,
     *,
     hardness: float = 1.0,
+    everyone: bool = False,
 ) -> Negatives:
     """One hard negative picture per text and one hard negative text per picture (§3.2).
 
     All tensors are (B, P), similarities over temperature; `generator` must live on their device. Similarities are
-    multiplied by `hardness` first: 1 is the published draw, 0 an even one.
+    multiplied by `hardness` first: 1 is the published draw, 0 an even one. With `everyone`, whose pool is all
+    processes' rows and whose `generator` is in the same state in all, each process draws for its rows what one process
+    with all rows would.
     """
     possible = ~same_image.all(dim=1)
 
     def draw(similarity: Tensor) -> Tensor:
         weights = sampling_weights(similarity * hardness, same_image).masked_fill(~possible[:, None], 1.0)
-        return torch.multinomial(weights, 1, generator=generator).squeeze(1)
+        if not everyone:
+            return torch.multinomial(weights, 1, generator=generator).squeeze(1)
+        noise = weights.new_empty(process_count() * weights.shape[0], weights.shape[1])
+        # the exponential race, which is how torch.multinomial draws one of each row
+        return (weights / own_rows(noise.exponential_(generator=generator))).argmax(dim=1)
 
     images = draw(similarity_t2i)
     return Negatives(images, draw(similarity_i2t), possible)
 
 
-def matching_loss(logits: Tensor, possible: Tensor) -> Tensor:
+def matching_loss(logits: Tensor, possible: Tensor, count: Tensor | None = None) -> Tensor:
     """ITM over logits (3B, 2): B matching pairs, then 2B negatives of them (Eq. 4).
 
     Pairs that aren't `possible` (B,) are left out with their negatives. Zero when none is possible; the graph stays
-    whole, so that every process has the same gradients to reduce.
+    whole, so that every process has the same gradients to reduce. `count`, of the pairs that are divided by, as in
+    `masked_language_loss`.
     """
     pairs = possible.shape[0]
     labels = (torch.arange(3 * pairs, device=logits.device) < pairs).long()
     counted = possible.repeat(3).to(logits.dtype)
     losses = F.cross_entropy(logits, labels, reduction="none")
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
+    divisor = counted.sum().clamp(min=1) if count is None else (3 * count).clamp(min=TINY)
+    return (losses * counted).sum() / divisor

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from models.albef.config import AlbefConfig
 from models.albef.distilled import DistilledAlbef
+from models.albef.distributed import mean_over_processes
 from models.albef.losses import Negatives, masked_language_loss
 from models.albef.masking import NO_LABEL, mask_tokens
 from models.albef.model import Towers
@@ -71,7 +72,8 @@ class AlbefPretraining(DistilledAlbef):
                 teacher_logits = _token_logits(
                     self.teacher, masked_ids, attention_mask, aligned.teacher_image.tokens, chosen
                 )
-        loss_mlm = masked_language_loss(logits, mlm_labels[chosen], teacher_logits, alpha)
+        count = mean_over_processes(chosen.sum()) if self.config.negative_pool == "global" else None
+        loss_mlm = masked_language_loss(logits, mlm_labels[chosen], teacher_logits, alpha, count)
         return PretrainingOutput(
             aligned.loss, loss_itm, loss_mlm, negatives, aligned.similarity_i2t, aligned.similarity_t2i
         )
