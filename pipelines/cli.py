@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from components.io.errors import UserError
 from pipelines.checkpoint_cli import checkpoint
+from pipelines.evaluation_cli import register_evaluation
 from pipelines.operations import register
 from pipelines.quiet import be_quiet
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 shards = typer.Typer(help="Look into folders of records.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(shards, name="shards")
 register(app)
+register_evaluation(app)
 app.add_typer(checkpoint, name="checkpoint")
 
 ParamsOption = Annotated[Path, typer.Option("--params", help="The parameter file.")]
