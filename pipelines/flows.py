@@ -256,6 +256,7 @@ def print_results() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from components.evaluation.papers.compare import summary
     from components.evaluation.summary import HEADINGS, TASK_HEADINGS, metrics_table, task_table
 
     table = Table(*HEADINGS, title="Recalls in percent")
@@ -268,6 +269,8 @@ def print_results() -> None:
         for row in tasks:
             table.add_row(*row)
         Console().print(table)
+    for line in summary(EVALUATION, EVALUATION.parent / "models", EVALUATION.parent / "shards"):
+        print(line)
     for text, path in (("Report", REPORT), ("Data documentation", DATA_DOCS)):
         if path.is_file():
             print(f"{text + ':':20} {path}")

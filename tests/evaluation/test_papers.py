@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from components.evaluation.papers.compare import compare, papers
+from components.evaluation.papers.compare import compare, papers, summary
 
 MODEL = {"patch_size": 16, "vision_width": 768, "vision_depth": 12, "text_width": 768, "text_layers": 12}
 MODEL |= {"fusion_layers": 6}
@@ -95,3 +95,14 @@ def test_other_tasks(run) -> None:
         {"kind": "nlvr2", "task": "nlvr2", "split": "test", "items": 6967, "image_size": 384, "accuracy": 80.0}
     ).lines
     assert (line.reference, line.paper, line.difference) == ("ALBEF 14M, table 4", 83.14, pytest.approx(-3.14))
+
+
+def test_the_command_lines_summary(run, tmp_path) -> None:
+    run(METRICS)
+    for name, metrics in (("small", METRICS | {"pictures": 7}), ("model", METRICS)):
+        (tmp_path / "evaluation" / name).mkdir(parents=True)
+        (tmp_path / "evaluation" / name / "metrics.json").write_text(json.dumps(metrics))
+    lines = summary(tmp_path / "evaluation", tmp_path, tmp_path / "shards")
+    assert "model: img_r1 80.5, ALBEF 14M, table 2 85.6, difference -5.1" in lines
+    assert lines[-1] == "small: Not comparable with a paper: small has no readable config.json."
+    assert summary(tmp_path / "none", tmp_path, tmp_path) == []

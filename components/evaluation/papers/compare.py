@@ -18,6 +18,7 @@ from typing import Any
 from components.io.records import MANIFEST_FILE
 
 FOLDER = Path(__file__).parent
+FILES = ("albef.yaml", "hat.yaml", "vitr.yaml")  # by name, so that DVC knows that stages depend on them
 SCORES = ("itm", "itc")  # of a retrieval run's metrics, the first that is there stands beside the paper
 TOLERANCE = 0.2  # of the number of pre-training pictures
 CONFIG_FILE = "config.json"
@@ -53,7 +54,7 @@ def papers() -> Mapping[str, Mapping[str, Any]]:
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="safe")
-    return {path.stem: yaml.load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.yaml"))}
+    return {Path(name).stem: yaml.load((FOLDER / name).read_text(encoding="utf-8")) for name in FILES}
 
 
 def compare(metrics: Mapping[str, Any], model: Path, shards: Path) -> Comparison:
@@ -80,6 +81,20 @@ def compare(metrics: Mapping[str, Any], model: Path, shards: Path) -> Comparison
         note = "" if pictures is not None else "The pre-training data of these weights are not here to be counted."
         return Comparison(tuple(lines), note)
     return Comparison((), f"Not comparable with {name.upper()}'s tables: {_nearest(reasons)}.")
+
+
+def summary(evaluation: Path, models: Path, shards: Path) -> list[str]:
+    """Lines for the command line: each run of ``data/evaluation`` beside the papers, or why it is not."""
+    found = []
+    for path in sorted(evaluation.glob("*/metrics.json")):
+        comparison = compare(_read(path), models / path.parent.name, shards)
+        found += [
+            f"{path.parent.name}: {line.metric} {line.here:.1f}, {line.reference} {line.paper:.1f}, "
+            f"difference {line.difference:+.1f}"
+            for line in comparison.lines
+        ]
+        found += [f"{path.parent.name}: {comparison.sentence}"] if comparison.sentence else []
+    return found
 
 
 def _dataset_rows(metrics: Mapping[str, Any], paper: Mapping[str, Any]) -> list[Mapping[str, Any]]:
