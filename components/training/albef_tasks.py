@@ -16,7 +16,7 @@ from torch import nn
 from components.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from components.io.errors import UserError
 from components.io.shards import ShardReader
-from components.training.data import Batch, PairData
+from components.training.data import Batch, PairData, open_shards
 from components.training.loop import EXPORT, Outcome, Worker, fit
 from components.training.settings import TrainingParams
 from models.albef.checkpoints import student_state_dict
@@ -49,7 +49,8 @@ class PretrainingTask:
             from components.training.starting_points import start
 
             start(self.model, params.start_vision, params.start_text)
-        self.data = pair_data(params, ShardReader(shards), shards, self.config, params.max_tokens)
+        reader = open_shards(shards, params.shards_at, params.shards_cache_mb)
+        self.data = pair_data(params, reader, shards, self.config, params.max_tokens)
         self.weights = {"loss_itm": params.itm_weight, "loss_mlm": params.mlm_weight}
         self.shared_draws = self.config.negative_pool == "global"
 
@@ -132,7 +133,8 @@ def read_weights(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 def cached(params: TrainingParams) -> int:
     """Bytes of decoded pictures that the data may keep in this process."""
-    return 0 if params.loader_workers else params.cache_mb << 20
+    far = getattr(params, "shards_at", None) is not None  # whose sizes nobody should have to fetch
+    return 0 if params.loader_workers or far else params.cache_mb << 20
 
 
 def pair_data(

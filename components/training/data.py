@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from components.io.shards import ShardReader
 from components.training.augment import augment, to_batch
 from components.training.settings import AugmentParams, TrainingParams
 
+CACHE_FOLDER = Path("work/shards")
 VIEW = 2  # keeps the random stream of a picture's augmentation apart from that of the epoch's order
 
 
@@ -130,6 +132,19 @@ class PairData(Dataset["Batch | UserError"]):
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_cache": None, "_captions": None}  # each process would hold its own copy
+
+
+def open_shards(folder: Path, place: str | None, cache_mb: int) -> ShardReader:
+    """The records of `folder`, or the same ones at `place`, of which `cache_mb` MiB are kept on this machine.
+
+    Raises UserError when those at `place` are others.
+    """
+    if place is None:
+        return ShardReader(folder)
+    reader = ShardReader(place, cache=CACHE_FOLDER, cache_bytes=cache_mb << 20)
+    if sha256_file(reader.folder / MANIFEST_FILE) != sha256_file(folder / MANIFEST_FILE):
+        raise UserError(f"the shards at {place} are not those of {folder}: publish those there, or correct shards_at")
+    return reader
 
 
 def _decoded_bytes(reader: ShardReader) -> int:

@@ -51,6 +51,15 @@ class PretrainParams(TrainingParams, frozen=True, extra="forbid"):
         min_length=1,
         description="weights of a BERT to start from: transformers:NAME, a file, or s3://BUCKET/KEY; null: random",
     )
+    shards_at: str | None = Field(
+        default=None,
+        min_length=1,
+        description="where training processes read the shards, if not where the stage finds them: s3://BUCKET/PREFIX "
+        "or a folder with the same manifest; needs shuffle_shards",
+    )
+    shards_cache_mb: int = Field(
+        default=16384, ge=1, description="MiB of shards from `shards_at` that each machine keeps in work/shards"
+    )
     assign_text: AssignTextParams | None = Field(
         default=None, description="then learn to which of two pictures a text belongs, for NLVR2 (table 7); null: no"
     )
@@ -60,6 +69,11 @@ class PretrainParams(TrainingParams, frozen=True, extra="forbid"):
         given = [name for name in FROM_TOKENIZER if name in self.model.model_fields_set]
         if given:
             raise ValueError(f"model.{given[0]} comes from the tokenizer of the shards: leave it out")
+        if self.shards_at is not None and not self.shuffle_shards:
+            raise ValueError(
+                "shards_at needs shuffle_shards, or every record would ask for another shard: set it to as many shards "
+                "as fit into half of shards_cache_mb"
+            )
         if self.max_tokens > self.model.max_positions:
             raise ValueError(f"max_tokens {self.max_tokens} is above model.max_positions {self.model.max_positions}")
         return self

@@ -205,4 +205,6 @@ HOW = (
     "max_failures",
     "activation_checkpointing",
     "checkpoint",
+    "shards_at",
+    "shards_cache_mb",
 )

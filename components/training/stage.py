@@ -38,7 +38,7 @@ def train_stage(
     `prepare(storage)` gives the function that each worker runs; the first worker leaves ``storage/export`` and
     ``storage/curves``. Checkpoints stay in `storage`, so that an unchanged stage that runs again need not train again.
     """
-    defaults = {field: type(params).model_fields[field].default for field in HOW}
+    defaults = {field: info.default for field, info in type(params).model_fields.items() if field in HOW}
     storage = stage_work(runtime, name, params.model_copy(update=defaults), inputs).resolve()
     digests = {key: input_digest(path) for key, path in inputs.items()}
     code = code_digest(type(params).__module__)
