@@ -19,6 +19,9 @@ class ReportParams(BaseModel, frozen=True, extra="forbid"):
         default=12, ge=0, le=200, description="pictures shown of those kept, and of those rejected"
     )
     max_queries: int = Field(default=3, ge=0, le=50, description="best and worst queries shown, each, per direction")
+    max_explained: int = Field(
+        default=2, ge=0, le=20, description="captions of an ALBEF run shown with a heat map (Grad-CAM) for each word"
+    )
 
 
 def report(
@@ -58,7 +61,14 @@ def report(
         evaluation=evaluation,
         report=report,
     )
-    html = render(gather(folders, title=params.title, samples=params.max_samples, queries=params.max_queries))
+    page = gather(
+        folders,
+        title=params.title,
+        samples=params.max_samples,
+        queries=params.max_queries,
+        explained=params.max_explained,
+    )
+    html = render(page)
     report.mkdir(parents=True, exist_ok=True)
     partial = report / f".{PAGE_FILE}.partial"
     partial.write_text(html, encoding="utf-8")

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from components.data.tokenizer import bert_tokenizer, load_tokenizer
 from components.evaluation.explain import Explanation, Word, explain, overlay, panels, write
+from components.evaluation.report import ReportParams, report
 from components.evaluation.weights import load_model
 from components.io.errors import UserError
 from components.training.augment import evaluation_view, normalise, to_batch
@@ -17,6 +18,7 @@ from models.albef.checkpoints import student_state_dict
 from models.albef.config import AlbefConfig
 from models.albef.gradcam import gradcam_itm
 from models.albef.model import Albef
+from tests.evaluation import made_stages as made
 
 SENTENCE = "a red cube upon spheres"
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "cube", "upon", "sphere", "##s")
@@ -131,3 +133,24 @@ def test_bad_input_is_said_in_a_sentence(folder, explained, tmp_path) -> None:
             explain(*arguments, **options)
     with pytest.raises(UserError, match=r"neither \.png nor \.html"):
         write(explained, tmp_path / "heat.pdf")
+
+
+def report_of(data, **params):
+    names = ("corpus", "raw", "clean", "unique", "shards", "tasks", "validation", "models", "curves", "evaluation")
+    report(ReportParams(**params), **{name: data / name for name in names}, report=data / "report")
+    return (data / "report" / "index.html").read_text()
+
+
+def test_the_report_shows_words_of_runs_that_have_them(tmp_path) -> None:
+    made.make_evaluation(tmp_path)
+    (tmp_path / "models" / "task").mkdir(parents=True)
+    assert "Words in pictures" not in report_of(tmp_path), "no weights"
+    save_model(tmp_path / "models" / "task", fusion_layers=3)
+    text = report_of(tmp_path)
+    assert text.count('<ul class="gallery heat">') == 2
+    assert text.count('alt="Heat of the word ') > 4
+    assert "<script" not in text
+    assert report_of(tmp_path) == text, "the same bytes again"
+    assert "Words in pictures" not in report_of(tmp_path, max_explained=0)
+    save_model(tmp_path / "models" / "task", fusion_layers=1)
+    assert "Words in pictures" not in report_of(tmp_path), "one layer that fuses has no heat for words"

@@ -11,6 +11,7 @@ import numpy as np
 
 from components.evaluation.page import plots
 from components.evaluation.page.funnel import Step, funnel_warnings, read_funnel
+from components.evaluation.page.heat import Heat, heat_examples
 from components.evaluation.page.queries import Run, read_runs, run_warnings
 from components.evaluation.page.samples import (
     Rejected,
@@ -85,6 +86,7 @@ class RunPlots:
     run: Run
     plots: tuple[plots.Plot, ...]
     comparison: Comparison
+    heat: tuple[Heat, ...]
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,11 @@ class Page:
     code: str
 
 
-def gather(folders: Folders, *, title: str, samples: int, queries: int) -> Page:
-    """Read it all. At most `samples` pictures kept and rejected, each, and `queries` best and worst per direction."""
+def gather(folders: Folders, *, title: str, samples: int, queries: int, explained: int = 0) -> Page:
+    """Read it all. At most `samples` pictures kept and rejected, each, and `queries` best and worst per direction.
+
+    `explained` captions of each ALBEF run are drawn with heat maps.
+    """
     stages = {
         "download": folders.raw,
         "clean": folders.clean,
@@ -138,7 +143,12 @@ def gather(folders: Folders, *, title: str, samples: int, queries: int) -> Page:
         title=title,
         warnings=tuple(warnings),
         runs=tuple(
-            RunPlots(run, _recall_plots(run), compare(run.metrics, folders.models / run.name, folders.shards))
+            RunPlots(
+                run,
+                _recall_plots(run),
+                compare(run.metrics, folders.models / run.name, folders.shards),
+                heat_examples(run, folders.models / run.name, folders.tasks, explained),
+            )
             for run in runs
         ),
         task_headings=TASK_HEADINGS,

@@ -6,6 +6,8 @@ import base64
 import io
 from dataclasses import dataclass
 
+from PIL import Image
+
 from components.data.cleaning.pictures import PictureParams, normalise, open_picture
 from components.io.outcomes import Reason
 
@@ -28,7 +30,11 @@ def thumbnail(data: bytes) -> Thumbnail | None:
     picture = normalise(data, ANY_PICTURE)
     if isinstance(picture, Reason):
         return None
-    image = open_picture(picture.data)
+    return shrink(open_picture(picture.data))
+
+
+def shrink(image: Image.Image) -> Thumbnail:
+    """A small JPEG of an RGB picture; `image` itself is made small."""
     image.thumbnail((SIDE, SIDE))
     sink = io.BytesIO()
     image.save(sink, "JPEG", quality=QUALITY)
