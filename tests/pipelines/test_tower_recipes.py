@@ -53,3 +53,22 @@ def test_levels_go_in_pairs():
     wrong["features"]["towers"]["small"]["text"]["take"] = [6]
     with pytest.raises(UserError, match="they go in pairs"):
         check_params(wrong, "x")
+
+
+@pytest.mark.parametrize("name", ["hat_flickr30k", "hat_coco"])
+def test_hat_as_published(name):
+    """HAT sections 3.2, 4.1; where paper and code differ, the code (shared/reference/README.md)."""
+    params = check_params(content(name), name)
+    (run,), (towers,) = params.finetune.runs.values(), params.features.towers.values()
+    assert (run.optimizer, run.batch_size, run.freeze_epochs, run.margin) == ("adam", 58, 10, 0.2)
+    assert (run.schedule.kind, run.schedule.lr, run.schedule.decay, run.schedule.decay_epochs) == (
+        "step",
+        1e-4,
+        0.1,
+        10,
+    )
+    assert (run.head.direction, run.head.width, run.head.levels) == ("both", 768, (1, 2, 3))
+    assert (run.head.smoothing, run.head.clip) == (9, "leaky")
+    assert (towers.image.stages, towers.text.take, towers.max_tokens) == ((2, 3, 4), (4, 10, 12), 32)
+    assert (towers.image.model, towers.image.image_size) == ("swin_base_patch4_window7_224", 224)
+    assert (towers.text.layers, towers.text.width, towers.text.heads) == (12, 768, 12)
