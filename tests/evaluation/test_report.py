@@ -241,3 +241,15 @@ def test_parts_of_accuracies_and_what_is_not_available(tmp_path):
     assert "ALBEF 14M, table 4 accuracy 83.1 80.0 −3.1" in page.visible
     assert "consistency per sentence 41.3" in page.visible
     assert "class <true> not available" in page.visible
+
+
+def test_several_runs_stand_in_one_table_best_first(tmp_path):
+    made.make_evaluation(tmp_path, wrong=4)
+    shutil.copytree(tmp_path / "evaluation" / "task", tmp_path / "evaluation" / "better")
+    metrics = json.loads((tmp_path / "evaluation" / "better" / "metrics.json").read_text())
+    metrics["itm"]["r_mean"] = 98.76
+    del metrics["intervals"], metrics["top_k"]  # as models over two towers have none
+    (tmp_path / "evaluation" / "better" / "metrics.json").write_text(json.dumps(metrics))
+    visible = Page(build(tmp_path)).visible
+    table = visible[visible.index("All runs") :]
+    assert table.index("better task/test") < table.index("98.8 –") < table.index("task task/test")
