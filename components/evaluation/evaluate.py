@@ -49,6 +49,17 @@ class EvaluateParams(BaseModel, frozen=True, extra="forbid"):
     )
     examples: int = Field(default=8, ge=0, le=1000, description="best and worst queries kept, each, per direction")
     example_candidates: int = Field(default=5, ge=1, le=100, description="first candidates kept with an example")
+    folds: int | None = Field(
+        default=None,
+        ge=0,
+        le=1000,
+        description="retrieval: equal parts of the split whose recalls are averaged too; 0: none; null: five where the "
+        "split has 5,000 pictures, as COCO's 1K results",
+    )
+    bootstrap: int = Field(
+        default=1000, ge=0, le=100_000, description="retrieval: resamples for confidence intervals over pictures"
+    )
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="of the resamples")
     num_threads: int = Field(default=0, ge=0, le=1024, description="torch threads; 0: torch's own choice")
 
 
@@ -104,6 +115,11 @@ def evaluate(
             f"{config.max_positions} tokens: lower it"
         )
     split = RetrievalSplit(task / params.split, config.image_size)
+    if params.folds and len(split) % params.folds:
+        raise UserError(
+            f"evaluate.folds is {params.folds}, which does not divide the {len(split)} pictures of "
+            f"{task / params.split}: choose a divisor"
+        )
     texts = split.texts(weights, params.max_tokens)
     if int(texts.input_ids.max()) >= config.vocab_size:
         raise UserError(
@@ -136,6 +152,9 @@ def evaluate(
         ),
         examples=params.examples,
         example_candidates=params.example_candidates,
+        folds=params.folds,
+        resamples=params.bootstrap,
+        seed=params.seed,
         about={
             "run": run,
             "task": task.name,

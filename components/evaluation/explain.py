@@ -20,6 +20,7 @@ from components.data.cleaning.captions import clean_caption
 from components.data.cleaning.pictures import Picture, normalise, open_picture
 from components.data.cleaning.rules import CaptionParams, PictureParams
 from components.data.tokenizer import Tokenizer, load_tokenizer
+from components.evaluation.grounding import default_layer
 from components.evaluation.weights import load_model
 from components.io.errors import UserError
 from components.training.augment import evaluation_view, to_batch
@@ -136,9 +137,8 @@ def panels(explanation: Explanation) -> list[tuple[str, Image.Image]]:
 
 def _layer(model: Albef, layer: int | None) -> int:
     """The layer to read. ITM sees [CLS] alone, so in the last layer no other token has a gradient."""
-    bert = model.text_encoder.bert
-    last = len(bert.layers) - 1
-    chosen = min(bert.text_only_layers + 2, max(last - 1, bert.text_only_layers)) if layer is None else layer
+    last = len(model.text_encoder.bert.layers) - 1
+    chosen = default_layer(model, "itm") if layer is None else layer
     if chosen == last:
         raise ValueError(
             f"in the last layer, {last}, only [CLS] leads to the score of ITM, so words have no heat there"

@@ -180,3 +180,19 @@ def test_metrics_that_evaluate_did_not_write(tmp_path):
     with pytest.raises(UserError, match="not what evaluate writes"):
         metrics_table(tmp_path)
     assert metrics_table(tmp_path / "nothing") == []
+
+
+def test_folds_and_resamples_by_parameter(weights, tmp_path):
+    write_split(tmp_path / "task" / "test", [jpeg(colour) for colour in COLOURS], CAPTIONS)
+    given = {"run": "r", "task": tmp_path / "task", "weights": weights, "evaluation": tmp_path / "out"}
+    evaluate(EvaluateParams(top_k=2, folds=3, bootstrap=20), **given)
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["folds"]["folds"] == 3
+    assert metrics["folds"]["itc"]["txt_r1"] == 100.0  # of one picture
+    assert "intervals" in metrics
+    evaluate(EvaluateParams(top_k=2, bootstrap=0), **given)
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert "folds" not in metrics
+    assert "intervals" not in metrics
+    with pytest.raises(UserError, match=r"evaluate.folds is 2, which does not divide the 3 pictures"):
+        evaluate(EvaluateParams(folds=2), **given)

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from components.data.tokenizer import bert_tokenizer, load_tokenizer
 from components.evaluation.explain import Explanation, Word, explain, overlay, panels, write
+from components.evaluation.grounding import default_layer
 from components.evaluation.report import ReportParams, report
 from components.evaluation.weights import load_model
 from components.io.errors import UserError
@@ -154,3 +155,10 @@ def test_the_report_shows_words_of_runs_that_have_them(tmp_path) -> None:
     assert "Words in pictures" not in report_of(tmp_path, max_explained=0)
     save_model(tmp_path / "models" / "task", fusion_layers=1)
     assert "Words in pictures" not in report_of(tmp_path), "one layer that fuses has no heat for words"
+
+
+@pytest.mark.parametrize(("fusion_layers", "layer"), [(1, 1), (2, 1), (3, 2), (6, 3)])
+def test_the_layer_is_the_third_that_fuses_but_never_the_last_of_several(tmp_path, fusion_layers, layer):
+    save_model(tmp_path, fusion_layers)
+    model, _ = load_model(tmp_path, "cpu", None)
+    assert default_layer(model, "itm") == layer
