@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 UV_VERSION := $(shell sed -n 's/^uv==\([^ ;]*\).*/\1/p' requirements.lock)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-fast lint format bench docs audit deps small-encoders lock clean
+.PHONY: help install demo test test-fast lint format bench gpu-smoke docs audit deps small-encoders lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -45,6 +45,9 @@ format: $(STAMP) ## put the source into the agreed format
 
 bench: $(STAMP) ## measure speed and memory; prints tables
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file || exit 1; done
+
+gpu-smoke: $(STAMP) ## bfloat16 steps, compiled and not, memory and speed on a GPU, in two minutes; skips without one
+	@PYTHONPATH=. $(BIN)/python benchmarks/gpu_smoke.py
 
 docs: $(STAMP) ## build the documentation into build/docs
 	$(BIN)/properdocs build --strict --quiet -f properdocs.yml
