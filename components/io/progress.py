@@ -60,7 +60,11 @@ def progress(label: str, total: int | None, unit: str = "items", done: int = 0) 
 
     def say() -> None:
         seconds = time.monotonic() - started
-        print(f"{label}: {count}{of} {unit}, {seconds:.0f} s{'  ' + last_note if last_note else ''}", file=sys.stderr)
+        left = (
+            "" if total is None or not done < count < total else f", {_span(seconds, count - done, total - count)} left"
+        )
+        note = "  " + last_note if last_note else ""
+        print(f"{label}: {count}{of} {unit}, {seconds:.0f} s{left}{note}", file=sys.stderr)
 
     def advance_log(items: int = 1, note: str = "") -> None:
         nonlocal shown, count, last_note
@@ -72,3 +76,9 @@ def progress(label: str, total: int | None, unit: str = "items", done: int = 0) 
 
     yield advance_log
     say()
+
+
+def _span(seconds: float, finished: int, left: int) -> str:
+    """How long the items that are left will take, if they take as long as those before."""
+    rest = seconds / finished * left
+    return f"{rest:.0f} s" if rest < 120 else f"{rest / 60:.0f} min" if rest < 7200 else f"{rest / 3600:.1f} h"

@@ -48,6 +48,21 @@ def test_the_rate_by_iteration_rises_then_falls_to_the_end():
     assert 0.1 < rates[-1] < 0.12
 
 
+@pytest.mark.parametrize(
+    ("kind", "every", "expected"),
+    [("step", 2, [1, 1, 0.1, 0.1, 0.01, 0.01]), ("late_decay", 4, [1, 1, 1, 1, 0.1, 0.1])],  # HAT's and VITR's shapes
+)
+def test_rates_that_fall_by_epoch_do_not_depend_on_how_many_there_are(kind, every, expected):
+    params = ScheduleParams(kind=kind, lr=1.0, warmup_iterations=0, decay_epochs=every)
+    for epochs in (6, 60):
+        rates = [
+            learning_rate(params, epoch, place, per_epoch=3, steps=3 * epochs, epochs=epochs)
+            for epoch in range(6)
+            for place in (0, 2)
+        ]
+        assert rates == pytest.approx([rate for rate in expected for _ in range(2)])
+
+
 def test_alpha_ramps_over_the_first_epoch_only():
     assert [ramped_alpha(0.4, True, 0, iteration, 4) for iteration in range(4)] == pytest.approx([0, 0.1, 0.2, 0.3])
     assert ramped_alpha(0.4, True, 1, 0, 4) == 0.4
