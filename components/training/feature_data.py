@@ -74,6 +74,7 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
     """Batches by `Draw`, a sample being a caption with its picture. Can be pickled.
 
     Epochs before `freeze_epochs` are of the features in ``features/train``; later ones of the pictures in `records`.
+    With `pooled` the features are the mean region and word of the last level, as if there were one of each.
     Raises UserError when the features are not whole, or not of these records.
     """
 
@@ -83,6 +84,7 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
         records: Path,
         *,
         freeze_epochs: int,
+        pooled: bool = False,
         image_size: int,
         max_tokens: int,
         augment: AugmentParams,
@@ -90,7 +92,7 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
     ) -> None:
         self.features = FeatureReader(features / "train")
         self.reader = _Folder(features / "train")  # what the loop names in messages
-        self.freeze_epochs = freeze_epochs
+        self.freeze_epochs, self.pooled = freeze_epochs, pooled
         reader = ShardReader(records)
         if reader.column("id").to_pylist() != self.features.picture_ids:
             raise UserError(f"{features} was not made from {records}: run the stage features again")
@@ -128,11 +130,19 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
     def _cached(self, draw: Draw) -> TowerBatch:
         captions = np.array(draw.samples, np.int64)
         pictures = self.features.picture_of[captions]
-        words, mask = self.features.words(captions)
+        if self.pooled:
+            means = self.features.pooled()
+            regions, words = (
+                [means[0][torch.from_numpy(pictures)][:, None]],
+                [means[1][torch.from_numpy(captions)][:, None]],
+            )
+            mask = torch.ones(len(captions), 1, dtype=torch.bool)
+        else:
+            regions, (words, mask) = self.features.regions(pictures), self.features.words(captions)
         none = torch.zeros(0, 3, 1, 1, dtype=torch.uint8)
         ids = (torch.from_numpy(pictures), torch.from_numpy(captions))
         fixed = (none, torch.zeros(len(captions), 0, dtype=torch.int64), mask.long(), *ids)
-        return TowerBatch(*fixed, *self.features.regions(pictures), *words)
+        return TowerBatch(*fixed, *regions, *words)
 
     def _fresh(self, draw: Draw) -> TowerBatch:
         batch: Any = self.pictures[draw]

@@ -139,6 +139,7 @@ class FeatureReader:
             raise UserError(f"{folder} is not whole: run the stage features again")
         self._caption_starts = np.cumsum([0, *(len(one) for one in self._lengths)])
         self._maps: dict[str, NDArray[np.float16]] = {}
+        self._pooled: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         """Pictures."""
@@ -175,6 +176,21 @@ class FeatureReader:
             found.append(torch.from_numpy(block))
         return found, mask
 
+    def pooled(self) -> tuple[Tensor, Tensor]:
+        """The mean region (N, width) and the mean word (C, width) of the last level, float32; computed once."""
+        if self._pooled is None:
+            level = self.levels - 1
+            regions, words = [], []
+            for part in range(len(self.rows)):
+                block = self._map(part, f"regions-{level}")
+                regions += [block[at : at + 256].astype(np.float32).mean(axis=1) for at in range(0, len(block), 256)]
+                starts = self._token_starts(part)
+                if len(starts) > 1:
+                    sums = np.add.reduceat(self._map(part, f"words-{level}").astype(np.float32), starts[:-1], axis=0)
+                    words.append(sums / self._lengths[part].astype(np.float32)[:, None])
+            self._pooled = torch.from_numpy(np.concatenate(regions)), torch.from_numpy(np.concatenate(words))
+        return self._pooled
+
     def _token_starts(self, part: int) -> NDArray[np.int64]:
         key = f"{part}-starts"
         if key not in self._maps:
@@ -196,4 +212,4 @@ class FeatureReader:
         return part, index - int(starts[part])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": {}}  # a memory map is this process's own
+        return {**self.__dict__, "_maps": {}, "_pooled": None}  # a memory map is this process's own

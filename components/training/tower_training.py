@@ -38,6 +38,7 @@ class TowerTask:
 
     frozen = ("image.", "text.")  # by the loop, for the first `freeze_epochs`
     run: Any
+    pooled = False  # whether the head reads no more than mean regions and words
 
     def __init__(self, run: Any, name: str, train: Path, val: Path | None, features: Path) -> None:
         self.label = f"finetune.runs.{name}"
@@ -59,6 +60,7 @@ class TowerTask:
             features,
             train,
             freeze_epochs=run.freeze_epochs,
+            pooled=self.pooled,
             image_size=self.sizes["image"]["image_size"],
             max_tokens=self.sizes["max_tokens"],
             augment=run.augment,
@@ -104,6 +106,7 @@ class LinearTask(TowerTask):
     """The contrastive loss of both directions."""
 
     run: LinearRun
+    pooled = True
 
     def judge(self, scores: dict[str, Tensor], batch: TowerBatch) -> dict[str, Tensor]:
         assert isinstance(self.model.head, DualHead)

@@ -91,6 +91,14 @@ def test_features_are_what_the_towers_say(task, cached):
     assert np.load(cached / "train" / "semantic.npy").shape == (18, 3)
 
 
+def test_pooled_features_are_the_means(cached):
+    reader = FeatureReader(cached / "train")
+    regions, words = reader.pooled()
+    torch.testing.assert_close(regions, reader.regions(range(9))[-1].mean(dim=1))
+    for caption in range(18):
+        torch.testing.assert_close(words[caption], reader.words([caption])[0][-1][0].mean(dim=0), atol=1e-5, rtol=1e-4)
+
+
 def test_words_are_padded_and_masked(cached):
     reader = FeatureReader(cached / "val")
     words, mask = reader.words(range(len(reader.picture_of)))
