@@ -47,6 +47,13 @@ class EvaluateParams(BaseModel, frozen=True, extra="forbid"):
     gradcam_area_power: float = Field(
         default=0.5, ge=0, le=1, description="grounding: heat within a box is divided by its area to this power"
     )
+    tower_candidates: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="HAT, VITR: candidates of each query, by the cosine of global vectors, that are scored (VITR's "
+        "turbo, 200 in table 5); null: all",
+    )
     examples: int = Field(default=8, ge=0, le=1000, description="best and worst queries kept, each, per direction")
     example_candidates: int = Field(default=5, ge=1, le=100, description="first candidates kept with an example")
     folds: int | None = Field(

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.evaluation.results import write_results
+from components.evaluation.scoring import with_tail
 from components.evaluation.tower_models import EncodedSplit, load_tower_model
-from components.evaluation.tower_scoring import ENSEMBLE, main_score, recalls, score_all
+from components.evaluation.tower_scoring import ENSEMBLE, main_score, recalls, score_all, score_candidates
 from components.io.progress import progress
 
 if TYPE_CHECKING:
@@ -36,21 +37,32 @@ def evaluate_towers(
     model, sizes = load_tower_model(weights, device)
     split = EncodedSplit(task / params.split, model, sizes, weights, device)
     with progress(f"evaluate {run}: score", len(split)) as advance:
-        scores = score_all(model.head, split, device=device, advance=advance)
-    chosen = main_score(list(scores))
+        if params.tower_candidates is None:
+            scores = score_all(model.head, split, device=device, advance=advance)
+            both = {name: (matrix.numpy(), matrix.T.numpy()) for name, matrix in scores.items()}
+        else:
+            found = score_candidates(model.head, split, params.tower_candidates, device=device, advance=advance)
+            both = {
+                name: (
+                    with_tail(matrix, found.first).numpy(),
+                    with_tail(found.text_to_image[name], found.first.T).numpy(),
+                )
+                for name, matrix in found.image_to_text.items()
+            }
+    chosen = main_score(list(both))
     beside = FIRST.get(chosen, chosen)
     about: dict[str, Any] = {"run": run, "task": task.name, "split": params.split, "model": sizes["kind"]}
     about |= {
         "image_size": sizes["image"]["image_size"],
         "labels": {"itc": LABELS[beside], "itm": LABELS[chosen]},
-        "scores": recalls(scores, split.picture_of),
+        "candidates": params.tower_candidates,
+        "scores": recalls(both, split.picture_of),
     }
-    first, last = scores[beside].numpy(), scores[chosen].numpy()
     write_results(
         evaluation,
         split,
-        itc=(first, first.T),
-        itm=(last, last.T),
+        itc=both[beside],
+        itm=both[chosen],
         examples=params.examples,
         example_candidates=params.example_candidates,
         about=about,

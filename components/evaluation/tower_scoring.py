@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from components.evaluation.retrieval import Ranks, recall_metrics, retrieval_ranks
+from components.evaluation.retrieval import recall_metrics, retrieval_ranks
+from components.evaluation.scoring import OUTSIDE
 
 ENSEMBLE = "ensemble"
 PICTURES, CAPTIONS = 128, 256  # of a block; the cross attention cuts further by its own byte budget
@@ -74,21 +75,84 @@ def score_all(
     return scores
 
 
+class TwoStage(NamedTuple):
+    """Scores of candidates alone, by name; what is no candidate of a query is `OUTSIDE` in its row."""
+
+    first: Tensor  # (P, C) cosines that chose the candidates
+    image_to_text: dict[str, Tensor]  # (P, C) each
+    text_to_image: dict[str, Tensor]  # (C, P) each
+
+
+@torch.inference_mode()
+def score_candidates(
+    head: Any,
+    source: Source,
+    top: int,
+    *,
+    device: str | torch.device = "cpu",
+    caption_block: int = CAPTIONS,
+    advance: Callable[[int], None] = _silent,
+) -> TwoStage:
+    """Each query's `top` candidates by the cosine of global vectors, scored by the head (VITR's turbo, section 3.6).
+
+    A pair that both of its sides ask for is scored once. With `top` at the number of captions all is as `score_all`.
+    `advance` hears of pictures.
+    """
+    head.eval()
+    count, captions = len(source), len(source.picture_of)
+    images = [head.embed_images([level.to(device) for level in source.regions([one])]) for one in range(count)]
+    order = np.argsort(source.lengths, kind="stable")
+    texts: Tensor | None = None
+    for at in range(0, captions, caption_block):
+        columns = order[at : at + caption_block]
+        words, mask = source.words(columns.tolist())
+        found = head.embed_texts([level.to(device) for level in words], mask.to(device))
+        texts = found.new_zeros(captions, found.shape[1]) if texts is None else texts
+        texts[torch.from_numpy(columns)] = found
+    assert texts is not None  # a split has captions
+    first = (torch.cat(images) @ texts.T).float().cpu()  # (P, C)
+    asked = torch.zeros_like(first, dtype=torch.bool).scatter_(1, first.topk(min(top, captions), dim=1).indices, True)
+    asking = torch.zeros_like(first.T, dtype=torch.bool).scatter_(
+        1, first.T.topk(min(top, count), dim=1).indices, True
+    )  # (C, P)
+    result = TwoStage(first, {}, {})
+    for picture in range(count):
+        regions = [level.to(device) for level in source.regions([picture])]
+        wanted = torch.nonzero(asked[picture] | asking[:, picture])[:, 0].numpy()
+        wanted = wanted[np.argsort(source.lengths[wanted], kind="stable")]
+        for at in range(0, len(wanted), caption_block):
+            columns = wanted[at : at + caption_block]
+            words, mask = source.words(columns.tolist())
+            found_scores = head(regions, [level.to(device) for level in words], mask.to(device))
+            for name, block in found_scores.items():
+                for whole, shape in ((result.image_to_text, first.shape), (result.text_to_image, first.T.shape)):
+                    whole.setdefault(name, torch.full(shape, OUTSIDE))
+                row, places = block[0].float().cpu(), torch.from_numpy(columns)
+                mine, theirs = asked[picture, places], asking[places, picture]
+                result.image_to_text[name][picture, places[mine]] = row[mine]
+                result.text_to_image[name][places[theirs], picture] = row[theirs]
+        advance(1)
+    for scores in (result.image_to_text, result.text_to_image):
+        if {"i2t", "t2i"} <= scores.keys():
+            scores[ENSEMBLE] = (scores["i2t"] + scores["t2i"]) / 2
+    return result
+
+
 def main_score(names: Sequence[str]) -> str:
     """The score that a model of several is judged by: the ensemble, VITR's, or the only one."""
     return next((name for name in (ENSEMBLE, "vitr") if name in names), next(iter(names)))
 
 
-def ranks_of(scores: Tensor, picture_of: NDArray[np.int64]) -> Ranks:
-    """Ranks in both directions from scores (P, C); `picture_of` of these captions alone."""
-    matrix = scores.numpy()
-    return retrieval_ranks(matrix, matrix.T, picture_of)
+def recalls(
+    scores: Mapping[str, Tensor | tuple[NDArray[Any], NDArray[Any]]], picture_of: NDArray[np.int64]
+) -> dict[str, dict[str, float]]:
+    """`recall_metrics` of each score, and ``r_sum``: the sum of the six recalls, in percent.
 
-
-def recalls(scores: dict[str, Tensor], picture_of: NDArray[np.int64]) -> dict[str, dict[str, float]]:
-    """`recall_metrics` of each score, and ``r_sum``: the sum of the six recalls, in percent."""
+    A score is (P, C), or one matrix each way: (P, C) and (C, P). `picture_of` is of these captions alone.
+    """
     found = {}
-    for name, matrix in scores.items():
-        metrics = recall_metrics(ranks_of(matrix, picture_of))
+    for name, given in scores.items():
+        both = (given.numpy(), given.numpy().T) if isinstance(given, Tensor) else given
+        metrics = recall_metrics(retrieval_ranks(*both, picture_of))
         found[name] = metrics | {"r_sum": 6 * metrics["r_mean"]}
     return found

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.hat.config import HatHeadConfig
@@ -102,6 +103,26 @@ class HatHead(nn.Module):
             assert isinstance(direction, HatDirection)
             scores[name] = direction.align(direction.project_images(image), direction.project_texts(text), mask)
         return scores
+
+    def embed_images(self, regions: Levels) -> Tensor:
+        """(P, D): the mean projected region of each level and direction, side by side; for choosing candidates."""
+        chosen = self.pick(regions)
+        means = [
+            F.normalize(level.mean(dim=1), dim=1)
+            for direction in self.directions.values()
+            for level in direction.project_images(chosen)  # type: ignore[operator]
+        ]
+        return torch.cat(means, dim=1)
+
+    def embed_texts(self, words: Levels, mask: Tensor) -> Tensor:
+        """(C, D): the mean projected word of each level and direction, as `embed_images`."""
+        chosen, weights = self.pick(words), mask.float()[:, :, None]
+        means = [
+            F.normalize((level * weights).sum(dim=1) / weights.sum(dim=1), dim=1)
+            for direction in self.directions.values()
+            for level in direction.project_texts(chosen)  # type: ignore[operator]
+        ]
+        return torch.cat(means, dim=1)
 
 
 def ensemble(scores: Sequence[Tensor]) -> Tensor:

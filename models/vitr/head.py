@@ -37,3 +37,11 @@ class VitrHead(nn.Module):
             images, texts = torch.zeros_like(images), torch.zeros_like(texts)
         scores = self.vitr(regions[-1], images, words[-1], mask, texts)
         return {"vitr": scores, "similarity": similarity}
+
+    def embed_images(self, regions: Sequence[Tensor]) -> Tensor:
+        """The dual encoder's vectors (P, d1), of length 1: what the turbo module compares (section 3.6)."""
+        return self.dual.embed_images(regions)
+
+    def embed_texts(self, words: Sequence[Tensor], mask: Tensor) -> Tensor:
+        """Likewise (C, d1)."""
+        return self.dual.embed_texts(words, mask)

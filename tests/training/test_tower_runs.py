@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from components.evaluation.scoring import OUTSIDE
 from components.evaluation.tower_models import EncodedSplit, load_tower_model
-from components.evaluation.tower_scoring import recalls, score_all
+from components.evaluation.tower_scoring import recalls, score_all, score_candidates
 from components.io.errors import UserError
 from components.io.runtime import Runtime
 from components.training import feature_work
@@ -168,9 +169,40 @@ def test_evaluate_writes_what_every_retrieval_run_has(task, cached, tmp_path):
     assert metrics["labels"] == {"itc": "HAT (t-i)", "itm": "HAT*, ensemble"}
     table = metrics_table(tmp_path / "evaluation")
     assert [row[1] for row in table] == ["chance", "i2t", "t2i", "ensemble"]
+    evaluate(
+        EvaluateParams(split="val", examples=1, tower_candidates=3),
+        run="few",
+        task=task,
+        weights=weights,
+        evaluation=tmp_path / "few",
+    )
+    few = json.loads((tmp_path / "few" / "metrics.json").read_text())
+    assert few["candidates"] == 3
+    assert np.isfinite(few["scores"]["ensemble"]["r_sum"])
     (weights / "model.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="damaged or not of its"):
         evaluate(EvaluateParams(split="val"), run="x", task=task, weights=weights, evaluation=tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", ["hat", "vitr"])
+def test_candidates_alone_are_scored_as_all_are(kind, task, cached, tmp_path):
+    model, _ = load_tower_model(train(kind, task, cached, tmp_path, epochs=1), "cpu")
+    reader = FeatureReader(cached / "val")
+    exact = score_all(model.head, reader)
+    everything = score_candidates(model.head, reader, 1000, caption_block=3)
+    few = score_candidates(model.head, reader, 2)
+    assert exact.keys() == everything.image_to_text.keys()
+    for name, matrix in exact.items():
+        torch.testing.assert_close(everything.image_to_text[name], matrix, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(everything.text_to_image[name], matrix.T, atol=1e-5, rtol=1e-5)
+        for scores, want, first in (
+            (few.image_to_text[name], matrix, few.first),
+            (few.text_to_image[name], matrix.T, few.first.T),
+        ):
+            inside = scores > OUTSIDE
+            assert inside.sum(dim=1).tolist() == [2] * len(scores)
+            torch.testing.assert_close(scores[inside], want[inside], atol=1e-5, rtol=1e-5)
+            assert (first[inside].view(-1, 2).amin(dim=1) >= first.masked_fill(inside, -9).amax(dim=1)).all()
 
 
 def test_the_same_run_gives_the_same_weights(task, cached, tmp_path):
