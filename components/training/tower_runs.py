@@ -51,7 +51,7 @@ class LinearRun(TowerRun, frozen=True, extra="forbid"):
     """Two linear projections of pooled features with a contrastive loss: the floor, and VITR's dual encoder."""
 
     kind: Literal["linear"] = Field(default="linear", description="what is learned")
-    epochs: int = Field(default=20, ge=1, le=100_000, description="passes over all captions")
+    epochs: int = Field(default=4, ge=1, le=100_000, description="passes over all captions")
     batch_size: int = Field(default=500, ge=2, le=1_000_000, description="pairs a step, over all workers together")
     schedule: ScheduleParams = Field(
         default=ScheduleParams(kind="cosine_by_iteration", lr=1e-3, min_lr=1e-5, warmup_lr=1e-4, warmup_iterations=50),

@@ -3,6 +3,7 @@ import torch
 
 from models.hat.config import HatHeadConfig
 from models.hat.cross_attention import cross_attention_scores
+from models.hat.loss import hardest_triplet_loss
 from models.hat.model import HatHead, ensemble
 
 IMAGE, TEXT = (4, 6, 10), (8, 8, 8)
@@ -48,6 +49,19 @@ def test_each_direction_learns_for_itself():
     head(*levels())["i2t"].sum().backward()
     grads = {name: weight.grad for name, weight in head.named_parameters()}
     assert all((grad is None) == ("t2i" in name) for name, grad in grads.items())
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_equal_captions_give_a_finite_loss_and_finite_gradients(length):
+    head = HatHead(HatHeadConfig(width=12), IMAGE, TEXT)
+    regions, words, _ = levels()
+    words = [level[:1, :length].expand(3, -1, -1) for level in words]
+    scores = head(regions, words, torch.ones(3, length, dtype=torch.bool))
+    loss = sum(hardest_triplet_loss(matrix, torch.arange(3)) for matrix in scores.values())
+    loss.backward()
+    # no caption can be told from another one: each of three pairs loses at least the margin, in both directions
+    assert loss.item() >= 3 * 0.2 * 2
+    assert all(weight.grad.isfinite().all() for weight in head.parameters())
 
 
 @pytest.mark.parametrize(
