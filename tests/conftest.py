@@ -4,8 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+# Machines that run tests are shared and noisy, and what a change broke must be told from what a draw found.
+settings.register_profile("vlp", deadline=None, derandomize=True)
+settings.load_profile("vlp")
 
 
 @pytest.fixture(scope="session")

