@@ -67,7 +67,14 @@ class Watch(loop.Clock):
 
 def params(**changes):
     recipe = YAML(typ="safe").load((ROOT / "pipelines/recipes/demo.yaml").read_text())["pretrain"]
-    size = {"epochs": 99, "max_steps": STEPS, "num_threads": 1, "batch_size": BATCH, "log_every": STEPS, "checkpoint": {"minutes": 9999}}
+    size = {
+        "epochs": 99,
+        "max_steps": STEPS,
+        "num_threads": 1,
+        "batch_size": BATCH,
+        "log_every": STEPS,
+        "checkpoint": {"minutes": 9999},
+    }
     recipe["schedule"]["warmup_iterations"] = 2
     return PretrainParams.model_validate(recipe | size | changes)
 
