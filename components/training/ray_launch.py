@@ -77,7 +77,8 @@ def _connect(params: TrainingParams, runtime: Runtime) -> None:
         ray.init(address=runtime.ray_address, **quiet)
         return
     cores = max(os.cpu_count() or 1, params.num_workers)
-    ray.init(num_cpus=cores, include_dashboard=False, **quiet)
+    # "local": without it Ray joins whatever cluster its notes in the temporary folder name, dead or alive
+    ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
 
 
 def _result(trainer: Any, params: TrainingParams, storage: Path) -> Any:

@@ -131,7 +131,9 @@ def ray_cluster():
 
     started = not ray.is_initialized()
     if started:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
+        ray.init(
+            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
+        )
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) and "test_training_ray" in name:
             cloudpickle.register_pickle_by_value(module)
