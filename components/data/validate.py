@@ -92,6 +92,7 @@ def validate(
     Raises UserError, after all is written, when an expectation failed; and when a stage has not finished.
     """
     from components.data.validation.expect import run_suites
+    from components.io.documents import write_json
     from components.io.work import publish, stage_work
 
     inputs = {"raw": raw, "clean": clean, "unique": unique, "shards": shards, "tasks": tasks}
@@ -107,8 +108,8 @@ def validate(
     built.mkdir()
     suites, statistics = gather(params, raw=raw, clean=clean, unique=unique, shards=shards, tasks=tasks)
     results = run_suites(suites, built / DOCS_FOLDER, params.examples, statistics)
-    _write_json(built / STATISTICS_FILE, statistics)
-    _write_json(built / RESULTS_FILE, results)
+    write_json(built / STATISTICS_FILE, statistics)
+    write_json(built / RESULTS_FILE, results)
     publish(built, validation)
     shutil.rmtree(work)
 
@@ -283,7 +284,3 @@ def _problems(shards: Path) -> pd.DataFrame:
 
 def _kept(counts: Counter[tuple[str, str]]) -> int:
     return sum(count for (status, _), count in counts.items() if status == "kept")
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

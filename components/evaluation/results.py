@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +19,7 @@ from components.evaluation.retrieval import (
 )
 from components.evaluation.summary import METRICS_FILE
 from components.evaluation.uncertainty import LEVEL, RESAMPLES, SEED, fold_recalls, recall_intervals
+from components.io.documents import write_json
 
 RANKS_FILE = "ranks.parquet"
 EXAMPLES_FILE = "examples.json"
@@ -105,8 +105,8 @@ def write_results(
             split, IMAGE, itc[1], itm[1], (ranks_itc.image, ranks_itm.image), examples, example_candidates
         ),
     }
-    _write_json(folder / EXAMPLES_FILE, found)
-    _write_json(folder / METRICS_FILE, metrics)
+    write_json(folder / EXAMPLES_FILE, found)
+    write_json(folder / METRICS_FILE, metrics)
 
 
 def _rank_table(split: Split, itc: Ranks, itm: Ranks) -> pa.Table:
@@ -180,7 +180,3 @@ def _name(split: Split, direction: str, index: int, picture: int) -> dict[str, s
         "caption_id": split.caption_ids[index],
         "caption": split.captions[index],
     }
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

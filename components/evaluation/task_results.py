@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 
 from components.evaluation.results import DIGITS, EXAMPLES_FILE, RANKS_FILE
 from components.evaluation.summary import METRICS_FILE
+from components.io.documents import write_json
 
 SCHEMA = pa.schema(
     [
@@ -59,14 +59,10 @@ def write_task_results(folder: Path, verdicts: Sequence[Verdict], metrics: dict[
         "best": [_example(one) for one in known if one.rank == 1][:examples],
         "worst": [_example(one) for one in known if one.rank != 1][:examples],
     }
-    _write_json(folder / EXAMPLES_FILE, found)
-    _write_json(folder / METRICS_FILE, metrics)
+    write_json(folder / EXAMPLES_FILE, found)
+    write_json(folder / METRICS_FILE, metrics)
 
 
 def _example(one: Verdict) -> dict[str, Any]:
     said = {"prediction": one.prediction, "answer": one.answer, "score": round(one.score, DIGITS), "rank": one.rank}
     return {"item": one.item, **one.about, **said}
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
