@@ -92,7 +92,7 @@ def test_explain():
 def test_an_interrupt_ends_the_stage(project):
     waiting = "import os, time; open('started', 'w').write(str(os.getpid())); time.sleep(600)"
     project.replace(
-        f"cmd: {sys.executable} fake_stage.py synthesize", f'cmd: {sys.executable} -c "{waiting}" ', "dvc.yaml"
+        f"cmd: {sys.executable} -P fake_stage.py synthesize", f'cmd: {sys.executable} -c "{waiting}" ', "dvc.yaml"
     )
     code = "from pathlib import Path\nfrom pipelines.repro import reproduce\nreproduce('synthesize', Path.cwd())"
     flow = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
