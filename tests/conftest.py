@@ -1,6 +1,8 @@
 """What all tests share."""
 
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,14 @@ ROOT = Path(__file__).resolve().parents[1]
 # Machines that run tests are shared and noisy, and what a change broke must be told from what a draw found.
 settings.register_profile("vlp", deadline=None, derandomize=True)
 settings.load_profile("vlp")
+
+
+@pytest.fixture(autouse=True)
+def no_server_is_left() -> Iterator[None]:
+    """A test's web server ends with it: one whose socket is closed under its loop would slow every later test."""
+    yield
+    left = [thread.name for thread in threading.enumerate() if "serve_forever" in thread.name]
+    assert not left, f"{len(left)} servers are left running"
 
 
 @pytest.fixture(scope="session")

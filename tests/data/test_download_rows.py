@@ -3,11 +3,10 @@
 import hashlib
 import json
 import shutil
-import threading
 from collections import Counter
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +19,7 @@ from components.io.outcomes import check_conservation, count_reasons, read_outco
 from components.io.records import iter_batches, read_manifest, row_name
 from components.io.runtime import Runtime
 from tests.data.making import folder_bytes
+from tests.data.web import Handler, serving
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(32)
 QUICK = {"retries": 0, "backoff_seconds": 0.0, "connect_seconds": 2.0, "total_seconds": 2.0, "records_per_file": 7}
@@ -47,40 +47,23 @@ def records(raw: Path) -> list[dict]:
 @pytest.fixture
 def moody(tmp_path, monkeypatch):
     """A server of pictures /0, /1 ... in the place of the corpus's own; `troubles` says what else a path answers."""
-    state = type("State", (), {"asked": Counter(), "troubles": {}, "release": threading.Event()})
+    state = SimpleNamespace(asked=Counter(), troubles={})
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self):
+    class Moody(Handler):
+        def answer(self):
             state.asked[self.path] += 1
             trouble = state.troubles.get(self.path)
             if trouble == "hang":
-                state.release.wait()
+                self.release.wait()
             if trouble in ("hang", "drop"):
                 self.close_connection = True
                 return
-            body = b"" if trouble else PNG + self.path.encode()
-            self.send_response(trouble or 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
+            self.send(trouble or 200, b"" if trouble else PNG + self.path.encode())
 
     @contextmanager
     def serve(_):
-        state.release.clear()
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            server.daemon_threads = True
-            server.block_on_close = False
-            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-            thread.start()
+        with serving(Moody) as server:
             yield server.server_port
-            state.release.set()
-            server.shutdown()
-            thread.join()
 
     monkeypatch.setattr("components.data.corpus.server.serve", serve)
     (tmp_path / "site/web").mkdir(parents=True)

@@ -6,10 +6,8 @@ import hashlib
 import socket
 import threading
 import time
-from collections import Counter
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -20,6 +18,7 @@ from yarl import URL
 from components.data.fetching.http import Fetched, Fetcher, Limits, retry_delay
 from components.data.fetching.signatures import HEAD_BYTES, picture_format
 from components.io.outcomes import Reason
+from tests.data.web import Handler, serving
 
 HOST = "corpus.test"
 PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8
@@ -38,25 +37,13 @@ LIMITS: dict[str, Any] = {
 }
 
 
-class Misbehaving(BaseHTTPRequestHandler):
+class Misbehaving(Handler):
     """What a path means is in its first part."""
 
-    protocol_version = "HTTP/1.1"
-    asked: ClassVar[Counter[str]] = Counter()
+    wbufsize = 0
     busy = most_busy = 0
-    lock = threading.Lock()
-    release = threading.Event()
 
-    def send(self, status=200, body=b"", **headers):
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        if "Content_Length" not in headers:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self):
+    def answer(self):
         path = unquote(self.path)
         with self.lock:
             self.asked[path] += 1
@@ -137,29 +124,11 @@ class Misbehaving(BaseHTTPRequestHandler):
             cls.busy -= 1
         self.send(body=PICTURE)
 
-    def log_message(self, *_):
-        pass
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def handle_error(self, *_):
-        pass
-
 
 @pytest.fixture
 def server():
-    handler = type("Handler", (Misbehaving,), {"asked": Counter(), "release": threading.Event()})
-    with Server(("127.0.0.1", 0), handler) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
+    with serving(Misbehaving) as running:
         yield running
-        handler.release.set()
-        running.shutdown()
-        thread.join()
 
 
 def keeper(path):
