@@ -27,8 +27,8 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP) ## run the whole pipeline on the built-in corpus, from download to report (about ten minutes)
 	$(BIN)/vlp flow end-to-end
 
-test: $(STAMP) ## run all tests
-	$(BIN)/pytest
+test: $(STAMP) ## run all tests, in two processes
+	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 test-fast: $(STAMP) ## run the tests that need no cluster and no server
 	$(BIN)/pytest -m "not slow"

@@ -16,6 +16,21 @@ settings.register_profile("vlp", deadline=None, derandomize=True)
 settings.load_profile("vlp")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say what `make test` runs together: what shares a cluster or a server, those first, and else a module.
+
+    The long ones wait more than they compute, so that the other process has the machine meanwhile.
+    """
+
+    def group(item: pytest.Item) -> str:
+        shared = next((name for name in ("ray", "prefect") if item.get_closest_marker(name)), None)
+        return shared or item.nodeid.partition("::")[0]
+
+    items.sort(key=lambda item: ("ray", "prefect").index(name) if (name := group(item)) in ("ray", "prefect") else 2)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+
+
 @pytest.fixture(autouse=True)
 def no_server_is_left() -> Iterator[None]:
     """A test's web server ends with it: one whose socket is closed under its loop would slow every later test."""

@@ -121,7 +121,7 @@ def finetune_params(task):
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_cluster():
     """One local Ray cluster with two cores; the workers unpickle this folder's modules by value."""
     import sys
