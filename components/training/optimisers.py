@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,17 +16,25 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 SMALLEST_SCALE = 2.0**-14  # of float16 gradients; below it they never were finite
 
 
-def make_optimizer(model: nn.Module, params: TrainingParams) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, params: TrainingParams, rates: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
     """AdamW or Adam without decay for biases and one-dimensional weights.
 
     Position and class embeddings and the temperature (zero dimensions) do decay, as in the published training.
+    `rates` gives the weights below a prefix a share of the learning rate; all others have the whole.
     """
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
+    found: dict[float, tuple[list[nn.Parameter], list[nn.Parameter]]] = {}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
+            share = next((share for prefix, share in (rates or {}).items() if name.startswith(prefix)), 1.0)
+            decayed, kept = found.setdefault(share, ([], []))
             (kept if weight.ndim == 1 or name.endswith(".bias") else decayed).append(weight)
-    groups = [{"params": decayed, "weight_decay": params.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    groups = [
+        {"params": weights, "weight_decay": decay, "share": share}
+        for share, parts in found.items()
+        for weights, decay in zip(parts, (params.weight_decay, 0.0), strict=True)
+    ]
     kind = torch.optim.AdamW if params.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=params.schedule.lr, fused=True)
 
@@ -75,7 +83,7 @@ class Stepper:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(weights, self.params.clip_norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["share"]
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

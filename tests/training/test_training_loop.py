@@ -1,4 +1,5 @@
 import json
+from typing import ClassVar
 
 import pytest
 import torch
@@ -145,6 +146,39 @@ def test_max_steps_ends_early_and_the_curves_say_so(run, tmp_path):
     assert table[0].split("\t") == ["step", "loss"]
     assert [line.split("\t")[0] for line in table[1:]] == ["2", "3", "4", "5"]
     assert json.loads((tmp_path / "a/curves/metrics.json").read_text())["step"] == 5
+
+
+def test_several_threads_sum_gradients_in_one_order(shards, pretrain_params, tmp_path):
+    """The gradient of rows that are read many times over, which threads would add up as they come."""
+
+    class Gathering:
+        label = "pretrain"
+        weights: ClassVar = {}
+
+        def __init__(self, params):
+            self.data = PretrainingTask(params, shards).data
+            torch.manual_seed(0)
+            self.model = nn.Embedding(64, 512)
+
+        def losses(self, model, images, batch, alpha, generator):
+            read = model.weight[torch.arange(8192) % 61].square() * torch.linspace(0.1, 3, 8192)[:, None]
+            assert torch.are_deterministic_algorithms_enabled()
+            return {"loss_a": read.mean() + images.mean() * 0}
+
+        def validate(self):
+            return {}
+
+        def score(self, metrics):
+            return None
+
+    params = pretrain_params(num_threads=4, epochs=3)
+    states = []
+    for name in "ab":
+        task = Gathering(params)
+        fit(task, params, tmp_path / name)
+        states.append(task.model.weight.detach().clone())
+    assert torch.equal(*states)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_clipping_bounds_the_gradients(run, monkeypatch):
