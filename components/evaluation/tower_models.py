@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from components.data.tokenizer import load_tokenizer
 from components.evaluation.inputs import RetrievalSplit
+from components.evaluation.tower_scoring import Source
 from components.io.errors import UserError
 from components.training.augment import MEAN, STD
 from models.dual.config import DualConfig
@@ -58,11 +59,13 @@ class TowerModel(nn.Module):
         images: Tensor | None = None,
         input_ids: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Scores (P, C) by name, from levels, or from pictures (P, 3, S, S) in [0, 1] and ids (C, n)."""
-        if images is not None and input_ids is not None:
+        """Scores (P, C) by name, from levels or, in their place, from pictures (P, 3, S, S) in [0, 1] or ids (C, n)."""
+        if images is not None:
             assert self.image is not None
+            regions = self.image(images)
+        if input_ids is not None:
             assert self.text is not None
-            regions, words = self.image(images), self.text(input_ids, mask)
+            words = self.text(input_ids, mask)
         scores: dict[str, Tensor] = self.head(regions, words, mask.bool())
         return scores
 
@@ -104,41 +107,60 @@ def load_tower_model(folder: Path, device: str | torch.device) -> tuple[TowerMod
 class EncodedSplit(RetrievalSplit):
     """A split whose pictures and captions the towers read once; outputs are kept in memory as float16.
 
+    Where the model lacks a tower, its outputs come from `cached`.
+
     Raises UserError as `RetrievalSplit`.
     """
 
     def __init__(
-        self, folder: Path, model: TowerModel, sizes: dict[str, Any], tokenizer: Path, device: str | torch.device
+        self,
+        folder: Path,
+        model: TowerModel,
+        sizes: dict[str, Any],
+        tokenizer: Path,
+        device: str | torch.device,
+        cached: Source | None = None,
     ) -> None:
         super().__init__(folder, int(sizes["image"]["image_size"]))
+        self.cached = cached
         self._regions: list[list[Tensor]] = []
         self._words: list[list[Tensor]] = []
-        assert model.image is not None
-        assert model.text is not None
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
         with torch.inference_mode():
-            for start in range(0, len(self), 32):
-                images = (self[start : start + 32] * std + mean).clamp(0, 1).to(device)
-                levels = [level.half().cpu() for level in model.image(images)]
-                self._regions += [list(one) for one in zip(*levels, strict=True)]
+            if model.image is not None:
+                self._read_pictures(model.image, device)
             ids, mask = load_tokenizer(tokenizer).encode_batch(self.captions, int(sizes["max_tokens"]))
             self.lengths: NDArray[np.int64] = mask.sum(dim=1).numpy()
-            found: dict[int, list[Tensor]] = {}
-            order = np.argsort(self.lengths, kind="stable")
-            for at in range(0, len(order), 64):
-                rows = torch.from_numpy(order[at : at + 64])
-                longest = int(self.lengths[order[at : at + 64]].max())
-                levels = model.text(ids[rows, :longest].to(device), mask[rows, :longest].to(device))
-                for place, row in enumerate(rows.tolist()):
-                    found[row] = [level[place, : int(self.lengths[row])].half().cpu() for level in levels]
-            self._words = [found[row] for row in range(len(self.captions))]
+            if model.text is not None:
+                self._read_captions(model.text, ids, mask, device)
+
+    def _read_pictures(self, tower: ImageTower, device: str | torch.device) -> None:
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+        for start in range(0, len(self), 32):
+            images = (self[start : start + 32] * std + mean).clamp(0, 1).to(device)
+            levels = [level.half().cpu() for level in tower(images)]
+            self._regions += [list(one) for one in zip(*levels, strict=True)]
+
+    def _read_captions(self, tower: TextTower, ids: Tensor, mask: Tensor, device: str | torch.device) -> None:
+        found: dict[int, list[Tensor]] = {}
+        order = np.argsort(self.lengths, kind="stable")
+        for at in range(0, len(order), 64):
+            rows = torch.from_numpy(order[at : at + 64])
+            longest = int(self.lengths[order[at : at + 64]].max())
+            levels = tower(ids[rows, :longest].to(device), mask[rows, :longest].to(device))
+            for place, row in enumerate(rows.tolist()):
+                found[row] = [level[place, : int(self.lengths[row])].half().cpu() for level in levels]
+        self._words = [found[row] for row in range(len(self.captions))]
 
     def regions(self, pictures: Sequence[int]) -> list[Tensor]:
         """Regions (P, k, width) float32 of each level."""
+        if self.cached is not None and not self._regions:
+            return self.cached.regions(pictures)
         return [torch.stack(level).float() for level in zip(*(self._regions[i] for i in pictures), strict=True)]
 
     def words(self, captions: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """Words (C, n, width) float32 of each level, padded with zeros, and their mask (C, n) bool."""
+        if self.cached is not None and not self._words:
+            return self.cached.words(captions)
         lengths = torch.from_numpy(self.lengths[np.asarray(captions)])
         mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
         levels = zip(*(self._words[i] for i in captions), strict=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -28,7 +30,7 @@ class _Folder(NamedTuple):
 class TowerBatch(tuple[Tensor, ...]):
     """Pairs of pictures and captions: five tensors, then regions (B, k, width) and words (B, n, width) of each level.
 
-    Either there are levels and no pictures, or the other way round.
+    Of each side there are levels, or what its tower makes them from: pictures, or token ids.
     """
 
     def __new__(cls, *parts: Tensor) -> Self:
@@ -36,12 +38,12 @@ class TowerBatch(tuple[Tensor, ...]):
 
     @property
     def images(self) -> Tensor:
-        """(B, 3, S, S) uint8, or (0, 3, 1, 1) where there are levels."""
+        """(B, 3, S, S) uint8, or (0, 3, 1, 1) where there are regions."""
         return self[0]
 
     @property
     def input_ids(self) -> Tensor:
-        """(B, n) int64, or (B, 0)."""
+        """(B, n) int64, or (B, 0) where there are words."""
         return self[1]
 
     @property
@@ -62,18 +64,19 @@ class TowerBatch(tuple[Tensor, ...]):
     @property
     def regions(self) -> list[Tensor]:
         """Of each level; empty where there are pictures."""
-        return list(self[FIXED : FIXED + (len(self) - FIXED) // 2])
+        return [level for level in self[FIXED : FIXED + (len(self) - FIXED) // 2] if len(level)]
 
     @property
     def words(self) -> list[Tensor]:
-        """Of each level; empty where there are pictures."""
-        return list(self[FIXED + (len(self) - FIXED) // 2 :])
+        """Of each level; empty where there are token ids."""
+        return [level for level in self[FIXED + (len(self) - FIXED) // 2 :] if len(level)]
 
 
 class FeatureData(Dataset["TowerBatch | UserError"]):
     """Batches by `Draw`, a sample being a caption with its picture. Can be pickled.
 
-    Epochs before `freeze_epochs` are of the features in ``features/train``; later ones of the pictures in `records`.
+    Epochs before `freeze_epochs` are of the features in ``features/train``; later ones have in their place the pictures
+    in `records` where `learn` names "image", and token ids where it names "text".
     With `pooled` the features are the mean region and word of the last level, as if there were one of each.
     Raises UserError when the features are not whole, or not of these records.
     """
@@ -84,6 +87,7 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
         records: Path,
         *,
         freeze_epochs: int,
+        learn: Sequence[str] = ("image", "text"),
         pooled: bool = False,
         image_size: int,
         max_tokens: int,
@@ -92,7 +96,8 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
     ) -> None:
         self.features = FeatureReader(features / "train")
         self.reader = _Folder(features / "train")  # what the loop names in messages
-        self.freeze_epochs, self.pooled = freeze_epochs, pooled
+        self.freeze_epochs, self.learn, self.pooled = freeze_epochs, tuple(learn), pooled
+        self._captions = self.features.captions
         reader = ShardReader(records)
         if reader.column("id").to_pylist() != self.features.picture_ids:
             raise UserError(f"{features} was not made from {records}: run the stage features again")
@@ -123,30 +128,37 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
     def __getitem__(self, draw: Draw) -> TowerBatch | UserError:
         """One batch; an error is returned, since the loader would bury its message in a traceback."""
         try:
-            return self._cached(draw) if draw.epoch < self.freeze_epochs else self._fresh(draw)
+            return self._batch(draw, self.learn if draw.epoch >= self.freeze_epochs else ())
         except UserError as error:
             return error
 
-    def _cached(self, draw: Draw) -> TowerBatch:
+    def _batch(self, draw: Draw, fresh: Sequence[str]) -> TowerBatch:
         captions = np.array(draw.samples, np.int64)
         pictures = self.features.picture_of[captions]
-        if self.pooled:
-            means = self.features.pooled()
-            regions, words = (
-                [means[0][torch.from_numpy(pictures)][:, None]],
-                [means[1][torch.from_numpy(captions)][:, None]],
-            )
-            mask = torch.ones(len(captions), 1, dtype=torch.bool)
+        images, regions = torch.zeros(0, 3, 1, 1, dtype=torch.uint8), self._regions(pictures)
+        if "image" in fresh:
+            drawn: Any = self.pictures[draw]
+            if isinstance(drawn, UserError):
+                raise drawn
+            images, regions = drawn.images, [level[:0] for level in regions]
+        ids = torch.zeros(len(captions), 0, dtype=torch.int64)
+        if "text" in fresh:
+            texts = [self._captions[caption] for caption in captions]
+            ids, mask = self.pictures.tokenizer.encode_batch(texts, self.pictures.max_tokens)
+            words = [torch.zeros(0, 1, 1)] * len(regions)
         else:
-            regions, (words, mask) = self.features.regions(pictures), self.features.words(captions)
-        none = torch.zeros(0, 3, 1, 1, dtype=torch.uint8)
-        ids = (torch.from_numpy(pictures), torch.from_numpy(captions))
-        fixed = (none, torch.zeros(len(captions), 0, dtype=torch.int64), mask.long(), *ids)
-        return TowerBatch(*fixed, *regions, *words)
+            words, mask = self._words(captions)
+        return TowerBatch(
+            images, ids, mask.long(), torch.from_numpy(pictures), torch.from_numpy(captions), *regions, *words
+        )
 
-    def _fresh(self, draw: Draw) -> TowerBatch:
-        batch: Any = self.pictures[draw]
-        if isinstance(batch, UserError):
-            raise batch
-        captions = torch.tensor(draw.samples)
-        return TowerBatch(batch.images, batch.input_ids, batch.attention_mask, batch.image_ids, captions)
+    def _regions(self, pictures: NDArray[np.int64]) -> list[Tensor]:
+        if not self.pooled:
+            return self.features.regions(pictures)
+        return [self.features.pooled()[0][torch.from_numpy(pictures)][:, None]]
+
+    def _words(self, captions: NDArray[np.int64]) -> tuple[list[Tensor], Tensor]:
+        if not self.pooled:
+            return self.features.words(captions)
+        words = self.features.pooled()[1][torch.from_numpy(captions)][:, None]
+        return [words], torch.ones(len(captions), 1, dtype=torch.bool)

@@ -28,6 +28,14 @@ class TowerRun(TrainingParams, frozen=True, extra="forbid"):
         le=100_000,
         description="epochs that read cached features; later ones run the towers, which then learn too",
     )
+    learn: tuple[Literal["image", "text"], ...] = Field(
+        default=("image", "text"),
+        min_length=1,
+        description="the towers that learn after freeze_epochs; of the other, cached features are read throughout",
+    )
+    tower_rate: float = Field(
+        default=1.0, gt=0, le=1, description="the towers' learning rate, as a share of the schedule's"
+    )
     augment: AugmentParams = Field(
         default=AugmentParams(crop_scale=(0.5, 1.0), randaugment_operations=0),
         description="augmentation of training pictures, once the towers learn",

@@ -51,8 +51,9 @@ class TowerTask:
         except ValueError as error:
             raise UserError(f"{self.label}.head does not fit {features}: {error}") from None
         self.towers = (image, text)
-        learns = run.epochs > run.freeze_epochs
-        self.model = TowerModel(head, *(self.towers if learns else (None, None)))
+        learn = run.learn if run.epochs > run.freeze_epochs else ()
+        self.model = TowerModel(head, image if "image" in learn else None, text if "text" in learn else None)
+        self.rates = dict.fromkeys(self.frozen, run.tower_rate)
         self.val = FeatureReader(features / "val") if val is not None else None
         self.val_records = val
         self.weights: dict[str, float] = {}
@@ -60,6 +61,7 @@ class TowerTask:
             features,
             train,
             freeze_epochs=run.freeze_epochs,
+            learn=run.learn,
             pooled=self.pooled,
             image_size=self.sizes["image"]["image_size"],
             max_tokens=self.sizes["max_tokens"],
@@ -70,12 +72,10 @@ class TowerTask:
     def losses(
         self, model: nn.Module, images: Tensor, batch: TowerBatch, alpha: float, generator: torch.Generator
     ) -> dict[str, Tensor]:
-        if len(images):  # the loop has put the colours around CLIP's mean; the towers want them in [0, 1]
-            mean, std = (images.new_tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-            scores = model([], [], batch.mask, images * std + mean, batch.input_ids)
-        else:
-            scores = model(batch.regions, batch.words, batch.mask)
-        return self.judge(scores, batch)
+        mean, std = (images.new_tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+        colours = images * std + mean if len(images) else None  # the loop has put them around CLIP's mean
+        ids = batch.input_ids if batch.input_ids.shape[1] else None
+        return self.judge(model(batch.regions, batch.words, batch.mask, colours, ids), batch)
 
     def judge(self, scores: dict[str, Tensor], batch: TowerBatch) -> dict[str, Tensor]:
         """The parts of the loss from scores (B, B) by name."""
@@ -87,10 +87,13 @@ class TowerTask:
             return {}
         source: Any = self.val
         device = next(self.model.parameters()).device
-        if self.model.image is not None and any(weight.requires_grad for weight in self.model.image.parameters()):
+        towers = [tower for tower in (self.model.image, self.model.text) if tower is not None]
+        if any(weight.requires_grad for tower in towers for weight in tower.parameters()):
             from components.evaluation.tower_models import EncodedSplit
 
-            source = EncodedSplit(self.val_records, self.model.eval(), self.sizes, self.val.folder.parent, device)
+            source = EncodedSplit(
+                self.val_records, self.model.eval(), self.sizes, self.val.folder.parent, device, cached=self.val
+            )
         count = self.run.validate_pictures
         scores = score_all(self.model.head, source, pictures=count, device=device)
         chosen = self.val.picture_of[self.val.picture_of < (count or len(self.val))]
@@ -156,7 +159,7 @@ def train_tower_run(
 ) -> None:
     """One worker's training; the first leaves the weights folder in ``storage/export``."""
     task: TowerTask = TASKS[run.kind](run, name, train, val, features)  # type: ignore[attr-defined]
-    if task.model.image is None:  # nothing that could rest: the towers are not there
+    if task.model.image is None and task.model.text is None:  # nothing that could rest: the towers are not there
         run = run.model_copy(update={"freeze_epochs": 0})
     outcome = fit(task, run, storage, worker)
     if worker.rank == 0:

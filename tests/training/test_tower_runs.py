@@ -8,14 +8,18 @@ import pytest
 import torch
 
 from components.evaluation.scoring import OUTSIDE
-from components.evaluation.tower_models import EncodedSplit, load_tower_model
+from components.evaluation.tower_models import EncodedSplit, TowerModel, load_tower_model, make_head
 from components.evaluation.tower_scoring import recalls, score_all, score_candidates
 from components.io.errors import UserError
 from components.io.runtime import Runtime
 from components.training import feature_work
+from components.training.data import Draw
+from components.training.feature_data import FeatureData
 from components.training.feature_store import FeatureReader
 from components.training.features import FeaturesParams, features
 from components.training.finetune import FinetuneParams, finetune
+from components.training.settings import AugmentParams
+from models.hat.config import HatHeadConfig
 
 TOWERS = {
     "image": {"model": "tf_efficientnet_lite0", "image_size": 64, "stages": [4, 5, 6], "grid": 2},
@@ -220,6 +224,40 @@ def test_towers_rest_and_then_learn(task, cached, tmp_path):
     assert torch.equal(frozen.image.net.state_dict()[name], image.net.state_dict()[name])
     assert not torch.equal(tuned.image.net.state_dict()[name], image.net.state_dict()[name])
     assert torch.equal(tuned.image.net.state_dict()["bn1.running_mean"], image.net.state_dict()["bn1.running_mean"])
+
+
+@pytest.mark.parametrize(("kind", "learn"), [("hat", "text"), ("linear", "text"), ("vitr", "image")])
+def test_one_tower_learns_beside_the_other_s_cached_features(kind, learn, task, cached, tmp_path):
+    before = dict(zip(("image", "text"), feature_work.load_towers(cached), strict=True))
+    changes = {"epochs": 2, "freeze_epochs": 1, "keep_weights": "last", "learn": [learn], "tower_rate": 0.5}
+    weights = train(kind, task, cached, tmp_path, **changes)
+    model, _ = load_tower_model(weights, "cpu")
+    for name, tower in before.items():
+        after = getattr(model, name).state_dict()
+        same = all(torch.equal(value, after[key]) for key, value in tower.state_dict().items())
+        assert same == (name != learn)
+    assert np.isfinite(json.loads((weights / "metrics.json").read_text())["last"]["loss"])
+
+
+@pytest.mark.parametrize("fresh", [("image", "text"), ("image",), ("text",), ()])
+def test_a_batch_scores_the_same_from_features_and_from_what_towers_read(fresh, task, cached):
+    augment = AugmentParams(crop_scale=(1.0, 1.0), flip=False, randaugment_operations=0)
+    data = FeatureData(
+        cached, task / "train", freeze_epochs=1, learn=fresh, image_size=64, max_tokens=16, augment=augment, seed=0
+    )
+    image, text = feature_work.load_towers(cached)
+    torch.manual_seed(0)
+    head = make_head("hat", HatHeadConfig(width=8), image.widths, text.widths)
+    model = TowerModel(head, image, text).eval()
+    batches = [data[Draw(epoch, (0, 3, 7, 12))] for epoch in (0, 1)]
+    scores = []
+    for batch in batches:
+        images = batch.images.float() / 255 if len(batch.images) else None
+        ids = batch.input_ids if batch.input_ids.shape[1] else None
+        scores.append(model(batch.regions, batch.words, batch.mask, images, ids))
+    assert (len(batches[1].images) > 0, batches[1].input_ids.shape[1] > 0) == ("image" in fresh, "text" in fresh)
+    for name, expected in scores[0].items():
+        torch.testing.assert_close(scores[1][name], expected, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize(
