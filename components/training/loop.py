@@ -103,15 +103,13 @@ def _ordered_sums(device: torch.device) -> Iterator[None]:
     Else the gradient of a gather (each picture's keys and values, for all its pairs) is summed in the order in which
     threads arrive. A GPU keeps its default: some of its operations have no ordered form.
     """
-    before, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled()
     if device.type == "cpu":
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # every value that is read has been written
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 def _uploads(params: TrainingParams, storage: Path) -> AbstractContextManager[Uploads | None]:
