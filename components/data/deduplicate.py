@@ -99,7 +99,8 @@ def deduplicate(
     those of `protected`'s lists. A record leaks whose bytes are a protected picture's, which bears one of its names
     (COCO, Visual Genome or Flickr id, URL; see `components.data.duplicates.names`), or whose perceptual hash is near
     that of a protected picture, of its mirror image, or of a crop of either. Records found by bytes or by name stand in
-    for protected pictures that are not on this machine: what is near them leaks too.
+    for protected pictures that are not on this machine: what is near them leaks too. The reasons, the first that holds:
+    LEAK_EXACT by bytes, LEAK_NAMED by name, LEAK_NEAR by hash.
 
     Writes ``records-*.arrow``, ``manifest.json``, ``outcomes.parquet`` over all rows of `clean`, ``protected.parquet``
     (every protected name), and ``evidence.parquet``: for each row that did not stay as it was, what its picture was

@@ -76,6 +76,7 @@ class Reason(StrEnum):
     DUPLICATE_NEAR = "duplicate_near"  # same by perceptual hash, likewise
     MERGED = "merged"  # kept: its caption moved to the equal picture that is kept
     LEAK_EXACT = "leak_exact"  # an evaluation picture, byte for byte
+    LEAK_NAMED = "leak_named"  # an evaluation picture by its name or number (COCO, Visual Genome, Flickr, NLVR2, URL)
     LEAK_NEAR = "leak_near"  # an evaluation picture by perceptual hash
 
 

@@ -16,7 +16,7 @@ from components.data.duplicates.hashing import cropped_hashes, distances, hash_w
 from components.data.duplicates.names import entry_names, names_of
 from components.data.duplicates.protected import find_files, listed_names, read_entries, with_synonyms
 from components.io.errors import UserError
-from components.io.outcomes import check_conservation, read_outcomes
+from components.io.outcomes import check_conservation, count_reasons, read_outcomes
 from components.io.records import iter_batches
 from components.io.runtime import Runtime
 from tests.data.making import encoded, folder_bytes, photo, record, record_folder
@@ -301,21 +301,27 @@ def test_every_way_to_a_protected_picture(tmp_path):
         )
 
     coco = ("refcoco_plus", "val", "coco:77", "coco:77")
-    assert found("coco", 0) == ("leak_exact", "coco", *coco, None)
+    assert found("coco", 0) == ("leak_named", "coco", *coco, None)
     # pictures that are known by name stand in for those that are not here
     assert found("web", 1) == ("leak_near", "hash", *coco, "coco/000000000")
     assert found("web", 2) == ("leak_near", "cropped_hash", *coco, "coco/000000000")
-    assert found("visual_genome", 3)[1:] == (
-        *("visual_genome", "refcoco_plus", "testA", "coco:88", "visual_genome:2317", None),
+    assert found("visual_genome", 3) == (
+        *("leak_named", "visual_genome", "refcoco_plus", "testA", "coco:88", "visual_genome:2317", None),
     )
-    assert found("sbu", 4)[1:] == ("flickr", "retrieval", "test", "retrieval/000000001", "flickr:55555", None)
+    assert found("sbu", 4) == (
+        *("leak_named", "flickr", "retrieval", "test", "retrieval/000000001", "flickr:55555", None),
+    )
     assert found("web", 5)[1:] == ("cropped_hash", "retrieval", "test", "retrieval/000000000", None, None)
     assert found("web", 7)[1:] == ("hash", "named", None, "four.jpg", None, None)
-    assert found("coco", 9)[1:3] == ("coco", "refcoco_plus")
+    assert found("coco", 9)[:3] == ("leak_named", "coco", "refcoco_plus")
     assert found("web", 10) == (  # without a hash, by bytes
         *("leak_exact", "sha256", "refcoco_plus", "testB", "coco:79", "coco:79", "coco/000000009"),
     )
-    assert found("vg", 11)[1:] == ("coco", "refcoco_plus", "testA", "coco:88", "coco:88", None)
+    assert found("vg", 11) == ("leak_named", "coco", "refcoco_plus", "testA", "coco:88", "coco:88", None)
+    assert count_reasons(tmp_path / "unique") == {
+        **{("kept", "ok"): 2, ("rejected", "leak_named"): 5, ("rejected", "leak_exact"): 1},
+        ("rejected", "leak_near"): 4,
+    }
     names = pq.read_table(tmp_path / "unique" / "protected.parquet").to_pylist()
     assert {row["name"] for row in names if row["task"] == "refcoco_plus"} >= {"coco:77", "visual_genome:2317"}
     assert [row["name"] for row in names] == sorted(row["name"] for row in names)

@@ -31,6 +31,7 @@ from components.io.outcomes import Reason, Status
 from components.io.records import open_records
 
 BATCH = 64  # records at a time
+LEAK_REASONS = {BY_SHA256: Reason.LEAK_EXACT, BY_NAME: Reason.LEAK_NAMED}  # by any other rule: LEAK_NEAR
 EVIDENCE_FILE = "evidence.parquet"
 EVIDENCE_SCHEMA = pa.schema(
     [
@@ -107,8 +108,7 @@ def plan_part(params: DeduplicateParams, files: Files, folder: Path) -> dict[str
             else:
                 row["rule"], row["distance"] = RULES[found.rule[index]], int(found.distance[index])
             if action == LEAK:
-                exact = found.rule[index] in (BY_SHA256, BY_NAME)
-                row["reasons"] = [(Reason.LEAK_EXACT if exact else Reason.LEAK_NEAR).value]
+                row["reasons"] = [LEAK_REASONS.get(int(found.rule[index]), Reason.LEAK_NEAR).value]
                 row |= protected.origin(index)
             elif action == DUPLICATE:
                 row["reasons"], row["matched_id"] = reasons[index], own_ids[match].as_py()
