@@ -6,11 +6,13 @@ What `dvc pull` does, but a missing object is named by the stage that wrote it: 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from components.io.errors import UserError
+
+PUSH_AGAIN = "`vlp push` again sends what is not there yet"
 
 
 class MissingObjectsError(UserError):
@@ -40,7 +42,9 @@ def pull(root: Path) -> int:
         try:
             stats = repository.pull(run_cache=True)["stats"]
             return int(stats["fetched"])
-        except (DownloadError, CheckoutError) as error:
+        except (DownloadError, CheckoutError, AssertionError) as error:
+            if isinstance(error, AssertionError):  # DVC's own, where a folder's list of files is seen but not given
+                _fetch_each(repository)
             missing = {
                 str(out): stage.addressing for stage in repository.index.stages for out in stage.outs if _lacks(out)
             }
@@ -64,7 +68,7 @@ def push(root: Path) -> int:
         try:
             return _send_files(repository) + int(repository.push(run_cache=True))
         except UploadError as error:
-            raise UserError(f"the DVC remote could not be written to: {error}") from error
+            raise UserError(f"the DVC remote could not be written to: {error}; {PUSH_AGAIN}") from error
 
 
 def refresh(root: Path) -> list[str]:
@@ -81,6 +85,16 @@ def _check_remote(repository: Any) -> None:
         raise UserError(
             "no DVC remote is set up: `dvc remote add --default NAME URL`, where URL is a folder or s3://bucket/prefix"
         )
+
+
+def _fetch_each(repository: Any) -> None:
+    """Bring what the remote gives of each stage's outs, since DVC stops at the first folder that it does not give."""
+    from dvc.exceptions import DownloadError
+
+    for stage in repository.index.stages:
+        if any(_lacks(out) for out in stage.outs):
+            with suppress(DownloadError, AssertionError):
+                repository.fetch(targets=[stage.addressing])
 
 
 def _send_files(repository: Any) -> int:
@@ -100,7 +114,7 @@ def _send_files(repository: Any) -> int:
     files = {hash_info for tree in trees for _, _, hash_info in tree}
     done = transfer(repository.cache.local, remote.odb, files)
     if done.failed:
-        raise UserError(f"the DVC remote could not be written to: {len(done.failed)} files failed")
+        raise UserError(f"the DVC remote could not be written to: {len(done.failed)} files failed; {PUSH_AGAIN}")
     return len(done.transferred)
 
 

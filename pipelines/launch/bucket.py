@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from typing import Any
 
 from components.io.errors import UserError
 
+CONNECT_SECONDS, READ_SECONDS, TRIES = 10.0, 30.0, 3
 PART = 5 * 1024 * 1024  # the smallest part that S3 takes
 
 
@@ -18,13 +20,22 @@ def check_bucket(address: str, region: str | None = None) -> list[str]:
     """
     import boto3
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConnectionClosedError,
+        ConnectTimeoutError,
+        EndpointConnectionError,
+        ReadTimeoutError,
+    )
 
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
     key = f"{prefix.strip('/') + '/' if prefix.strip('/') else ''}.vlp-preflight-{uuid.uuid4().hex}"
     step = "is reached"
     try:
-        client = boto3.client("s3", config=Config(retries={"max_attempts": 2}, connect_timeout=10, read_timeout=30))
+        tries = {"mode": "standard", "total_max_attempts": TRIES}
+        config = Config(retries=tries, connect_timeout=CONNECT_SECONDS, read_timeout=READ_SECONDS)
+        client = boto3.client("s3", config=config)
         step = "exists and may be seen"
         client.head_bucket(Bucket=bucket)
         step = "tells its region"
@@ -32,15 +43,30 @@ def check_bucket(address: str, region: str | None = None) -> list[str]:
         if region and there != region:
             raise UserError(f"{address} is in {there}, the cluster in {region}: traffic between them is slow and costs")
         step = "may be written to"
-        client.put_object(Bucket=bucket, Key=key, Body=b"vlp")
-        step = "may be read"
-        client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        step = "may be written to in parts"
-        _in_parts(client, bucket, key)
+        try:
+            client.put_object(Bucket=bucket, Key=key, Body=b"vlp")
+            step = "may be read"
+            client.get_object(Bucket=bucket, Key=key)["Body"].read()
+            step = "may be written to in parts"
+            _in_parts(client, bucket, key)
+        except (BotoCoreError, ClientError):
+            with suppress(BotoCoreError, ClientError):  # the first failure is the one to tell
+                client.delete_object(Bucket=bucket, Key=key)
+            raise
         step = "lets objects be deleted"
         client.delete_object(Bucket=bucket, Key=key)
         done = f"{bucket} is in {there}; objects can be written, read, written in parts and deleted"
         return [done, *_privacy(client, bucket)]
+    except (ConnectTimeoutError, ReadTimeoutError):
+        raise UserError(
+            f"{address}: no answer within {READ_SECONDS:g} s, {TRIES} times, on trying that the bucket {step}: "
+            "its region, a proxy or the network between is too slow for a training, or AWS_ENDPOINT_URL is another's"
+        ) from None
+    except (ConnectionClosedError, EndpointConnectionError) as error:
+        raise UserError(
+            f"{address}: refused, {TRIES} times, on trying that the bucket {step} ({error}): see AWS_ENDPOINT_URL, "
+            "and whether this machine may reach it"
+        ) from None
     except (BotoCoreError, ClientError) as error:
         raise UserError(
             f"{address}: not so that the bucket {step}: {error}; infra/iam-policy.json has what is needed"

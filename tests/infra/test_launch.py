@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -18,6 +19,7 @@ from pipelines.launch.bucket import check_bucket
 from pipelines.launch.rules import check_kubernetes, check_ray, check_rules
 from pipelines.launch.settings import load_clusters
 from pipelines.params import load_params, read_yaml
+from tests.faults import faults_before
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = ["pretrain.num_workers=2", "finetune.runs.retrieval.num_workers=2"]
@@ -246,8 +248,53 @@ def test_a_bucket_that_will_not(s3, address, part):
 
 def test_no_answer(s3, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="Could not connect"):
+    with pytest.raises(UserError, match=r"refused, 3 times, on trying that the bucket exists .*Could not connect"):
         check_bucket("s3://own/x")
+
+
+STEPS = [
+    (r"^HEAD /own$", "exists and may be seen"),
+    (r"^PUT /own/dvc/[^?]*$", "may be written to"),
+    (r"partNumber=2", "may be written to in parts"),
+    (r"^DELETE [^?]*$", "lets objects be deleted"),
+]
+
+
+@pytest.fixture
+def faults(s3, monkeypatch):
+    """A proxy before the bucket; tries follow each other at once, and a second is already slow."""
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr("pipelines.launch.bucket.READ_SECONDS", 1.0)
+    with faults_before(s3.meta.endpoint_url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+REFUSED, BUSY = "refused, 3 times, on trying that the bucket {}", "not so that the bucket {}: .*(SlowDown|503)"
+SLOW = "no answer within 1 s, 3 times, on trying that the bucket {}"
+FAILURES = [*(("refuse", REFUSED, *step) for step in STEPS), *(("unavailable", BUSY, *step) for step in STEPS)]
+
+
+@pytest.mark.parametrize(("kind", "words", "pattern", "step"), [*FAILURES, ("hang", SLOW, *STEPS[1])])
+def test_an_endpoint_that_fails_at_a_step_is_said_with_the_step(faults, s3, kind, words, pattern, step):
+    rule = faults.add(kind, pattern)
+    with pytest.raises(UserError, match=r"^s3://own/dvc: " + words.format(step)) as caught:
+        check_bucket("s3://own/dvc")
+    assert rule.hits == 3
+    assert "\n" not in str(caught.value)
+    assert not s3.list_multipart_uploads(Bucket="own").get("Uploads"), "no part is left to be paid for"
+    if step != "lets objects be deleted":
+        assert "Contents" not in s3.list_objects_v2(Bucket="own"), "nothing stays"
+    else:
+        for item in s3.list_objects_v2(Bucket="own")["Contents"]:
+            s3.delete_object(Bucket="own", Key=item["Key"])
+
+
+def test_an_endpoint_that_refuses_or_is_slow_for_a_moment_will_do(faults):
+    rules = [faults.add(kind, "^PUT", times=1) for kind in ("refuse", "cut")]
+    rules += [faults.add("unavailable", "^POST", times=2), faults.add("hang", "^(HEAD|GET)", times=2)]
+    assert "can be written, read, written in parts and deleted" in check_bucket("s3://own/dvc")[0]
+    assert [rule.hits for rule in rules] == [1, 1, 2, 2]
 
 
 # -- this machine as a cluster

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import boto3
 import pytest
+from dvc.repo import Repo
 
 from components.io.errors import UserError
 from pipelines import remote
 from pipelines.lineage import as_json, describe, lineage
 from pipelines.publish import publish_pages
 from pipelines.revisions import commit_run, commits_of, git
+from tests.faults import faults_before
 
 BIN = Path(sys.executable).parent
 STAGES = 11
@@ -113,14 +115,60 @@ def test_a_fresh_clone_needs_to_run_nothing(clone):
     assert remote.default_remote(clone) == "store"
 
 
+@pytest.fixture
+def faults(s3):
+    """A proxy before the bucket, which the clone's remote goes through; its tries follow each other soon."""
+    with faults_before(s3) as proxy, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_MAX_ATTEMPTS", "1")  # of botocore; those of DVC's file system remain
+        Path(".dvc/config.local").write_text(f"['remote \"store\"']\n    endpointurl = {proxy.url}\n")
+        yield proxy
+
+
 @pytest.mark.parametrize("stored", ["s3"], indirect=True)
-def test_a_missing_object_is_named_by_its_stage(clone):
+def test_a_missing_object_is_named_by_its_stage(clone, faults):
     lose(clone, "data/unique")
+    refused = [faults.add(kind, "^GET .*/files/", times=2) for kind in ("refuse", "unavailable", "cut")]
     done = subprocess.run([str(BIN / "vlp"), "pull"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert last.startswith("vlp: the DVC remote lacks objects of data/unique, which the stage deduplicate wrote")
     assert Path("data/models/retrieval/results.json").is_file(), "the rest is in place"
+    assert [rule.hits for rule in refused] == [2, 2, 2], "what is refused is tried again"
+
+
+@pytest.mark.parametrize("stored", ["s3"], indirect=True)
+def test_what_is_refused_is_tried_again_and_what_fails_is_said_and_finished_by_the_next(stored, faults):
+    for number in range(4):
+        Path(f"data/unique/{number}").write_text(f"{number}")
+    with Repo() as repository:
+        repository.commit("deduplicate", force=True)
+    away = faults.add("refuse", "^PUT .*/files/")
+    with pytest.raises(UserError, match=r"^the DVC remote could not be written to: 4 files failed; `vlp push` again"):
+        remote.push(Path.cwd())
+    assert away.hits > 4, "each was tried more than once"
+    away.end()
+    lists = faults.add("unavailable", r"^PUT .*\.dir$", times=50)
+    with pytest.raises(
+        UserError, match=r"^the DVC remote could not be written to: 1 files failed to upload; `vlp push`"
+    ):
+        remote.push(Path.cwd())
+    lists.end()
+    sure = [faults.add(kind, "^PUT .*/files/", times=1) for kind in ("refuse", "unavailable", "cut")]
+    remote.push(Path.cwd())
+    assert sum(rule.hits for rule in sure) > 0
+    shutil.rmtree(".dvc/cache")
+    shutil.rmtree("data/unique")
+    md5 = out_of(remote_lock(stored.folder)["deduplicate"], "data/unique")
+    hidden = faults.add("missing", f"^(GET|HEAD) .*{md5[2:]}$")  # seen in the listing all the same
+    with pytest.raises(remote.MissingObjectsError, match=r"data/unique, which the stage deduplicate wrote") as caught:
+        remote.pull(Path.cwd())
+    assert caught.value.stages == ["deduplicate"], "the rest came"
+    hidden.end()
+    assert remote.pull(Path.cwd()) > 4, "and the files of the folder had been sent"
+    faults.add("refuse")
+    with pytest.raises(UserError, match=r"^the DVC remote does not answer: ") as caught:
+        remote.push(Path.cwd())
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("stored", ["s3"], indirect=True)
