@@ -66,6 +66,12 @@ class EvaluateParams(BaseModel, frozen=True, extra="forbid"):
     bootstrap: int = Field(
         default=1000, ge=0, le=100_000, description="retrieval: resamples for confidence intervals over pictures"
     )
+    tsne_pictures: int = Field(
+        default=100,
+        ge=0,
+        le=5000,
+        description="retrieval: pictures that the report's t-SNE shows, with their first captions; 0: none",
+    )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="of the resamples")
     num_threads: int = Field(default=0, ge=0, le=1024, description="torch threads; 0: torch's own choice")
 
@@ -82,7 +88,8 @@ def evaluate(
     """Evaluate the weights of `run` on ``task/SPLIT``; write metrics, ranks and examples into `evaluation`.
 
     ``metrics.json`` holds recalls in percent under ``itc``, ``itm`` (re-ranked) and ``chance``; ``ranks.parquet`` one
-    row per query; ``examples.json`` the best and the worst queries with their first candidates. Ties count against the
+    row per query; ``examples.json`` the best and the worst queries with their first candidates; ``embedding.json`` the
+    points of a t-SNE. Ties count against the
     model (see `components.evaluation.retrieval`). Candidates outside the top k follow it in the order of similarity.
     Tasks of other kinds have accuracies in percent instead: ``accuracy``, and beside it ``majority`` (always the
     commonest answer) and ``chance``.
@@ -93,6 +100,7 @@ def evaluate(
     import torch
 
     from components.data.tasks.annotations import task_kind
+    from components.evaluation.embedding import embedding_map
     from components.evaluation.inputs import RetrievalSplit
     from components.evaluation.results import write_results
     from components.evaluation.scoring import count_pairs, rerank_itm, score_itc, with_tail
@@ -149,6 +157,12 @@ def evaluate(
         )
 
     similarity = itc.similarity
+    placed = embedding_map(
+        itc.image_features.numpy(),
+        itc.text_features.numpy(),
+        split.picture_of,
+        pictures=params.tsne_pictures,
+    )
     write_results(
         evaluation,
         split,
@@ -162,6 +176,7 @@ def evaluate(
         folds=params.folds,
         resamples=params.bootstrap,
         seed=params.seed,
+        placed=placed,
         about={
             "run": run,
             "task": task.name,

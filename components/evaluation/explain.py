@@ -1,4 +1,4 @@
-"""Where in a picture each word of a text is, by a trained ALBEF: per-word Grad-CAM (§6.4, figures 4 to 6)."""
+"""Where in a picture each word of a text is: an ALBEF's Grad-CAM (§6.4, figures 4 to 6), HAT's or VITR's attention."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ class Word:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One picture (RGB) and one text: where each word looks, and the probability by ITM that the two match."""
+    """One picture (RGB) and one text: where each word looks, and how well the two match.
+
+    That is ITM's probability of an ALBEF, and the own score of other models.
+    """
 
     picture: Image.Image
     text: str  # as the model read it
@@ -55,13 +58,25 @@ class Explanation:
 
 
 def explain(image: Path, text: str, weights: Path, *, layer: int | None = None, max_tokens: int = 30) -> Explanation:
-    """Explain a picture's file and a text by the ALBEF in the folder `weights` (pre-trained, or for retrieval).
+    """Explain a picture's file and a text by the model in the folder `weights`: an ALBEF for pairs, HAT or VITR.
 
-    `layer` is the BERT layer whose cross-attention is read, from 0; None: the published choice, the third that fuses,
-    or the last but one in models of fewer.
+    `layer` is the BERT layer of ALBEF whose cross-attention is read, from 0; None: the published choice, the third that
+    fuses, or the last but one in models of fewer.
     The text is cleaned as captions are and cut to `max_tokens`. Raises UserError when the picture, the text or the
     weights cannot be used, or the layer does not attend to pictures.
     """
+    from components.evaluation.tower_models import is_tower_model, load_tower_model
+
+    if is_tower_model(weights):
+        from components.evaluation.tower_explain import explain_towers
+
+        if layer is not None:
+            raise UserError(f"{weights} holds no ALBEF, so there is no layer to choose: leave --layer out")
+        towers, sizes = load_tower_model(weights, "cpu")
+        try:
+            return explain_towers(towers, sizes, load_tokenizer(weights), _picture(image), _caption(text))
+        except ValueError as error:
+            raise UserError(f"nothing to explain with {weights}: {error}") from None
     model, config = load_model(weights)
     caption = _caption(text)
     picture = _picture(image)
@@ -94,7 +109,7 @@ def explain_pair(
         text_tokens = model.encode_text(ids, mask).tokens
         logits = model.match(model.encode_image(images).tokens, text_tokens, mask)[0]  # (2,)
     words = tuple(
-        Word(word, _heat(maps[places].mean(dim=0), picture.size)) for word, places in _words(tokenizer, ids[0])
+        Word(word, heat_over(maps[places].mean(dim=0), picture.size)) for word, places in word_places(tokenizer, ids[0])
     )
     return Explanation(picture, caption, words, float(logits.softmax(dim=0)[MATCH]))
 
@@ -167,7 +182,7 @@ def _picture(path: Path) -> Image.Image:
     return open_picture(found.data)
 
 
-def _words(tokenizer: Tokenizer, ids: Tensor) -> list[tuple[str, list[int]]]:
+def word_places(tokenizer: Tokenizer, ids: Tensor) -> list[tuple[str, list[int]]]:
     """Words with the positions of their pieces; special tokens are none."""
     found: list[tuple[str, list[int]]] = []
     numbers = ids.tolist()
@@ -181,7 +196,7 @@ def _words(tokenizer: Tokenizer, ids: Tensor) -> list[tuple[str, list[int]]]:
     return found
 
 
-def _heat(small: Tensor, size: tuple[int, int]) -> NDArray[np.float32]:
+def heat_over(small: Tensor, size: tuple[int, int]) -> NDArray[np.float32]:
     """A map (h, w) at the picture's `size` (width, height), from 0 to 1 at its hottest."""
     if not bool(torch.isfinite(small).all()) or float(small.max()) <= 0:
         return np.zeros((size[1], size[0]), np.float32)

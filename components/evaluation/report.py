@@ -20,7 +20,7 @@ class ReportParams(BaseModel, frozen=True, extra="forbid"):
     )
     max_queries: int = Field(default=3, ge=0, le=50, description="best and worst queries shown, each, per direction")
     max_explained: int = Field(
-        default=2, ge=0, le=20, description="captions of an ALBEF run shown with a heat map (Grad-CAM) for each word"
+        default=2, ge=0, le=20, description="captions of an ALBEF, HAT or VITR run shown with a heat map for each word"
     )
 
 

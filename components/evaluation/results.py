@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from components.evaluation.embedding import EMBEDDING_FILE
 from components.evaluation.retrieval import (
     Ranks,
     chance_metrics,
@@ -61,11 +62,13 @@ def write_results(
     folds: int | None = None,
     resamples: int = RESAMPLES,
     seed: int = SEED,
+    placed: dict[str, list[list[float]]] | None = None,
 ) -> None:
     """Write ``metrics.json``, ``ranks.parquet`` and ``examples.json`` into `folder`; `about` heads the metrics.
 
     Beside the recalls stand their bootstrap intervals (`resamples` draws of pictures from `seed`; none for 0), and
-    means over `folds` parts of the pictures: five where there are COCO's 5,000 (None), none for 0 or 1.
+    means over `folds` parts of the pictures: five where there are COCO's 5,000 (None), none for 0 or 1. `placed` is
+    what `embedding_map` gave, for ``embedding.json``.
     The metrics come last, so a folder that has them is complete. Raises ValueError as `retrieval_ranks` does, and when
     the pictures do not divide into so many folds.
     """
@@ -106,6 +109,9 @@ def write_results(
         ),
     }
     write_json(folder / EXAMPLES_FILE, found)
+    (folder / EMBEDDING_FILE).unlink(missing_ok=True)
+    if placed is not None:
+        write_json(folder / EMBEDDING_FILE, placed)
     write_json(folder / METRICS_FILE, metrics)
 
 

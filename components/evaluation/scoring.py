@@ -63,7 +63,9 @@ class Texts:
 
 @dataclass(frozen=True)
 class ItcScores:
-    """`similarity` (N, M) float32, cosines; `text_tokens` (M, L, D), kept because re-ranking needs them again.
+    """`similarity` (N, M) float32, cosines, of `image_features` (N, E) and `text_features` (M, E).
+
+    `text_tokens` (M, L, D) are kept because re-ranking needs them again.
 
     Picture tokens are not kept: at 577 tokens each they outgrow memory, and encoding a picture again costs little
     beside its hundreds of fusion passes.
@@ -71,6 +73,8 @@ class ItcScores:
 
     similarity: Tensor
     text_tokens: Tensor
+    image_features: Tensor
+    text_features: Tensor
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,8 @@ def score_itc(
         advance(len(index))
     if text_tokens is None or text_features is None or not image_features:
         raise ValueError(f"{len(pictures)} pictures and {len(texts)} captions: nothing to score")
-    return ItcScores(torch.cat(image_features) @ text_features.T, text_tokens)
+    images_found = torch.cat(image_features)
+    return ItcScores(images_found @ text_features.T, text_tokens, images_found, text_features)
 
 
 @torch.inference_mode()

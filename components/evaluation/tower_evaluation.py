@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.evaluation.embedding import embedding_map
 from components.evaluation.results import write_results
 from components.evaluation.scoring import with_tail
 from components.evaluation.tower_models import EncodedSplit, load_tower_model
-from components.evaluation.tower_scoring import ENSEMBLE, main_score, recalls, score_all, score_candidates
+from components.evaluation.tower_scoring import ENSEMBLE, embed_all, main_score, recalls, score_all, score_candidates
 from components.io.progress import progress
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def evaluate_towers(
                 )
                 for name, matrix in found.image_to_text.items()
             }
+    images, texts = embed_all(model.head, split, device=device)
+    placed = embedding_map(images.numpy(), texts.numpy(), split.picture_of, pictures=params.tsne_pictures)
     chosen = main_score(list(both))
     beside = FIRST.get(chosen, chosen)
     about: dict[str, Any] = {"run": run, "task": task.name, "split": params.split, "model": sizes["kind"]}
@@ -65,5 +68,9 @@ def evaluate_towers(
         itm=both[chosen],
         examples=params.examples,
         example_candidates=params.example_candidates,
+        folds=params.folds,
+        resamples=params.bootstrap,
+        seed=params.seed,
+        placed=placed,
         about=about,
     )

@@ -70,9 +70,12 @@ def score_all(
                     block.float().cpu()
                 )
         advance(len(chosen))
-    if {"i2t", "t2i"} <= scores.keys():
-        scores[ENSEMBLE] = (scores["i2t"] + scores["t2i"]) / 2
-    return scores
+    return mean_of_directions(scores)
+
+
+def mean_of_directions(scores: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same, with `ensemble` beside both directions of HAT where there are both: HAT*."""
+    return scores | {ENSEMBLE: (scores["i2t"] + scores["t2i"]) / 2} if {"i2t", "t2i"} <= scores.keys() else scores
 
 
 class TwoStage(NamedTuple):
@@ -81,6 +84,25 @@ class TwoStage(NamedTuple):
     first: Tensor  # (P, C) cosines that chose the candidates
     image_to_text: dict[str, Tensor]  # (P, C) each
     text_to_image: dict[str, Tensor]  # (C, P) each
+
+
+@torch.inference_mode()
+def embed_all(
+    head: Any, source: Source, *, device: str | torch.device = "cpu", caption_block: int = CAPTIONS
+) -> tuple[Tensor, Tensor]:
+    """The head's global vectors of all pictures (P, D) and captions (C, D), float32 on the CPU."""
+    head.eval()
+    images = [head.embed_images([level.to(device) for level in source.regions([one])]) for one in range(len(source))]
+    order = np.argsort(source.lengths, kind="stable")
+    texts: Tensor | None = None
+    for at in range(0, len(order), caption_block):
+        columns = order[at : at + caption_block]
+        words, mask = source.words(columns.tolist())
+        found = head.embed_texts([level.to(device) for level in words], mask.to(device))
+        texts = found.new_zeros(len(order), found.shape[1]) if texts is None else texts
+        texts[torch.from_numpy(columns)] = found
+    assert texts is not None  # a split has captions
+    return torch.cat(images).float().cpu(), texts.float().cpu()
 
 
 @torch.inference_mode()
@@ -98,19 +120,9 @@ def score_candidates(
     A pair that both of its sides ask for is scored once. With `top` at the number of captions all is as `score_all`.
     `advance` hears of pictures.
     """
-    head.eval()
     count, captions = len(source), len(source.picture_of)
-    images = [head.embed_images([level.to(device) for level in source.regions([one])]) for one in range(count)]
-    order = np.argsort(source.lengths, kind="stable")
-    texts: Tensor | None = None
-    for at in range(0, captions, caption_block):
-        columns = order[at : at + caption_block]
-        words, mask = source.words(columns.tolist())
-        found = head.embed_texts([level.to(device) for level in words], mask.to(device))
-        texts = found.new_zeros(captions, found.shape[1]) if texts is None else texts
-        texts[torch.from_numpy(columns)] = found
-    assert texts is not None  # a split has captions
-    first = (torch.cat(images) @ texts.T).float().cpu()  # (P, C)
+    images, texts = embed_all(head, source, device=device, caption_block=caption_block)
+    first = images @ texts.T  # (P, C)
     asked = torch.zeros_like(first, dtype=torch.bool).scatter_(1, first.topk(min(top, captions), dim=1).indices, True)
     asking = torch.zeros_like(first.T, dtype=torch.bool).scatter_(
         1, first.T.topk(min(top, count), dim=1).indices, True
@@ -132,10 +144,7 @@ def score_candidates(
                 result.image_to_text[name][picture, places[mine]] = row[mine]
                 result.text_to_image[name][places[theirs], picture] = row[theirs]
         advance(1)
-    for scores in (result.image_to_text, result.text_to_image):
-        if {"i2t", "t2i"} <= scores.keys():
-            scores[ENSEMBLE] = (scores["i2t"] + scores["t2i"]) / 2
-    return result
+    return TwoStage(first, mean_of_directions(result.image_to_text), mean_of_directions(result.text_to_image))
 
 
 def main_score(names: Sequence[str]) -> str:

@@ -128,6 +128,7 @@ def make_evaluation(data, split=SPLIT, wrong=0):
         itm=(scores, scores.T),
         examples=3,
         example_candidates=5,
+        placed={"pictures": [[0.0, n] for n in range(4)], "captions": [[1.0, n] for n in range(4)]},
         about={"run": "task", "task": "task", "split": "test", "top_k": 8, "image_size": 32},
     )
 

@@ -96,6 +96,11 @@ def test_nothing_is_asked_of_a_network(text, page):
     assert "default-src 'none'" in policy
 
 
+def test_pictures_and_captions_in_the_plane(text, page):
+    assert "Pictures (dots) and captions (rings), t-SNE" in page.visible
+    assert "of 4 pictures 100 % lie nearest to their own caption" in text
+
+
 def test_numbers_of_the_funnel(page):
     for numbers in ("8 in, 6 kept, 2 rejected", "6 in, 5 kept, 1 rejected", "5 in, 4 kept, 1 rejected"):
         assert numbers in page.visible

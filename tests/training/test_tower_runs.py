@@ -1,13 +1,17 @@
 """Features of tiny random towers, and HAT, VITR and the dual encoder learning from them."""
 
+import io
 import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from components.data.tokenizer import load_tokenizer
 from components.evaluation.scoring import OUTSIDE
+from components.evaluation.tower_explain import explain_towers
 from components.evaluation.tower_models import EncodedSplit, TowerModel, load_tower_model, make_head
 from components.evaluation.tower_scoring import recalls, score_all, score_candidates
 from components.io.errors import UserError
@@ -20,6 +24,8 @@ from components.training.features import FeaturesParams, features
 from components.training.finetune import FinetuneParams, finetune
 from components.training.settings import AugmentParams
 from models.hat.config import HatHeadConfig
+from models.hat.cross_attention import attention_weights
+from models.vitr.model import heat_map
 
 TOWERS = {
     "image": {"model": "tf_efficientnet_lite0", "image_size": 64, "stages": [4, 5, 6], "grid": 2},
@@ -182,10 +188,47 @@ def test_evaluate_writes_what_every_retrieval_run_has(task, cached, tmp_path):
     )
     few = json.loads((tmp_path / "few" / "metrics.json").read_text())
     assert few["candidates"] == 3
+    assert len(json.loads((tmp_path / "few" / "embedding.json").read_text())["captions"]) == 5
     assert np.isfinite(few["scores"]["ensemble"]["r_sum"])
     (weights / "model.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="damaged or not of its"):
         evaluate(EvaluateParams(split="val"), run="x", task=task, weights=weights, evaluation=tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_words_are_explained_by_the_model_s_own_attention(kind, task, cached, tmp_path):
+    weights = train(kind, task, cached, tmp_path)
+    model, sizes = load_tower_model(weights, "cpu")
+    reader, tokenizer = FeatureReader(cached / "val"), load_tokenizer(weights)
+    records = feature_work.ShardReader(task / "val")
+    picture = Image.open(io.BytesIO(records.image(0))).convert("RGB")
+    caption = records.captions[0][0]
+    if kind == "linear":
+        with pytest.raises(ValueError, match="its words have no heat"):
+            explain_towers(model, sizes, tokenizer, picture, caption)
+        return
+    shown = explain_towers(model, sizes, tokenizer, picture, caption)
+    assert shown.match == pytest.approx(
+        float(score_all(model.head, reader)[{"hat": "ensemble", "vitr": "vitr"}[kind]][0, 0]), abs=2e-2
+    )
+    regions, (words, mask) = reader.regions([0]), reader.words([0])
+    if kind == "hat":
+        assert [word.text for word in shown.words] == [
+            f"{word}, level {level}" for word in caption.split() for level in (1, 2, 3)
+        ]
+        direction = model.head.directions["t2i"]
+        image, text = direction.project_images(regions)[2], direction.project_texts(words)[2]
+        attention = attention_weights(image, text, mask, "t2i")[0, 0, :, 1]  # of the first word, after [CLS]
+        word = shown.words[2]
+    else:
+        assert [word.text for word in shown.words] == ["the whole caption", *caption.split()]
+        vitr = model.head.vitr
+        aligned = vitr.align(vitr.reason(regions[-1]), vitr.word_projection(words[-1]), mask)
+        attention, word = heat_map(aligned.attention, mask)[0, 0], shown.words[0]
+    corners = word.heat[[0, 0, -1, -1], [0, -1, 0, -1]]  # a 2 x 2 map, drawn large
+    assert corners.argmax() == int(attention.argmax())
+    assert corners[int(attention.argmin())] == corners.min()
+    assert word.heat.max() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("kind", ["hat", "vitr"])

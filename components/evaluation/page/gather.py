@@ -116,7 +116,7 @@ class Page:
 def gather(folders: Folders, *, title: str, samples: int, queries: int, explained: int = 0) -> Page:
     """Read it all. At most `samples` pictures kept and rejected, each, and `queries` best and worst per direction.
 
-    `explained` captions of each ALBEF run are drawn with heat maps.
+    `explained` captions of each ALBEF, HAT or VITR run are drawn with heat maps.
     """
     stages = {
         "download": folders.raw,
@@ -145,7 +145,7 @@ def gather(folders: Folders, *, title: str, samples: int, queries: int, explaine
         runs=tuple(
             RunPlots(
                 run,
-                _recall_plots(run),
+                (*_recall_plots(run), *_embedding_plots(run)),
                 compare(run.metrics, folders.models / run.name, folders.shards),
                 heat_examples(run, folders.models / run.name, folders.tasks, explained),
             )
@@ -188,6 +188,13 @@ def _recall_plots(run: Run) -> tuple[plots.Plot, ...]:
         name = f"recall {run.name} {direction}"
         made.append(plots.recall_plot(name, title, run.ranks[direction, "itc"], run.ranks[direction, "itm"], chance))
     return tuple(made)
+
+
+def _embedding_plots(run: Run) -> tuple[plots.Plot, ...]:
+    if run.embedding is None:
+        return ()
+    title = "Pictures (dots) and captions (rings), t-SNE"
+    return (plots.embedding_plot(f"tsne {run.name}", title, run.embedding["pictures"], run.embedding["captions"]),)
 
 
 def _curve_plots(training: Training) -> tuple[plots.Plot, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
@@ -116,6 +117,28 @@ def recall_plot(
         svg,
         f"{title}: at 1, {by_itm[0]:.1f} % re-ranked and {by_itc[0]:.1f} % by similarity alone; "
         f"at {ks[-1]}, {by_itm[-1]:.1f} % and {by_itc[-1]:.1f} %",
+    )
+
+
+def embedding_plot(
+    name: str, title: str, pictures: Sequence[Sequence[float]], captions: Sequence[Sequence[float]]
+) -> Plot:
+    """Pictures and their captions in the plane, each pair joined by a line."""
+    own, texts = np.asarray(pictures, float), np.asarray(captions, float)  # (P, 2) each
+    with mpl.rc_context(SETTINGS | {"axes.grid": False, "axes.spines.bottom": False}):
+        figure, axes = _axes()
+        axes.add_collection(
+            LineCollection(list(np.stack([own, texts], axis=1)), colors=MUTED, linewidths=0.5, alpha=0.6)
+        )
+        axes.scatter(own[:, 0], own[:, 1], s=9, color=FIRST, linewidths=0)
+        axes.scatter(texts[:, 0], texts[:, 1], s=9, facecolors="none", edgecolors=SECOND, linewidths=0.9)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        svg = _svg(figure, name)
+    apart = np.linalg.norm(own[:, None] - texts[None], axis=2)  # (P, P)
+    nearest = 100 * float((apart.argmin(axis=1) == np.arange(len(own))).mean())
+    return Plot(
+        title, svg, f"{title}: of {len(own)} pictures {nearest:.0f} % lie nearest to their own caption in this plane"
     )
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from components.evaluation.embedding import EMBEDDING_FILE
 from components.evaluation.page.samples import record_folders
 from components.evaluation.page.thumbnails import Thumbnail, thumbnail
 from components.evaluation.results import EXAMPLES_FILE, IMAGE, RANKS_FILE, TEXT
@@ -36,6 +37,13 @@ class Run:
     captions: NDArray[np.int64]
     queries: Mapping[str, tuple[Query, ...]]
     pictures: Mapping[str, Thumbnail]
+    embedding: Mapping[str, list[list[float]]] | None = None
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """What the main score and the one beside it are called."""
+        labels = self.metrics.get("labels", {})
+        return labels.get("itm", "Re-ranked"), labels.get("itc", "Similarity alone")
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,9 @@ def _read_run(folder: Path, tasks: Path, queries: int) -> Run:
     names = {query.content["picture"] for found in chosen.values() for query in found}
     names |= {hit["picture"] for query in chosen[IMAGE] for hit in (*query.content["top"], query.content["answer"])}
     split = tasks / str(metrics.get("task", "")) / str(metrics.get("split", ""))
-    return Run(folder.name, metrics, ranks, captions, chosen, _thumbnails(names, record_folders(split)))
+    path = folder / EMBEDDING_FILE
+    embedding = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return Run(folder.name, metrics, ranks, captions, chosen, _thumbnails(names, record_folders(split)), embedding)
 
 
 def _thumbnails(names: set[str], folders: Iterable[Path]) -> dict[str, Thumbnail]:
@@ -91,7 +101,13 @@ def run_warnings(run: Run) -> list[str]:
     itc, itm, chance = (run.metrics[name]["r_mean"] for name in ("itc", "itm", "chance"))
     warnings = []
     if itc - chance < HARDLY * (100 - chance):
-        warnings.append(f"{run.name}: mean recall by ITC, {itc:.1f}, is hardly above chance, {chance:.1f}.")
+        warnings.append(
+            f"{run.name}: the mean recall before re-ranking, {itc:.1f}, is hardly above chance, {chance:.1f}."
+        )
     if itm < itc:
-        warnings.append(f"{run.name}: re-ranking lowers the mean recall from {itc:.1f} to {itm:.1f}.")
+        own, beside = run.labels
+        said = f"{own} is behind {beside}: mean recall {itm:.1f}, {itc:.1f}"
+        if "labels" not in run.metrics:
+            said = f"re-ranking lowers the mean recall from {itc:.1f} to {itm:.1f}"
+        warnings.append(f"{run.name}: {said}.")
     return warnings

@@ -83,7 +83,8 @@ def _keys(page: Page) -> list[Key]:
 
 def _recall_key(name: str, run: Run, key: str) -> Key:
     itc, itm, chance = (float(run.metrics[scores][key]) for scores in ("itc", "itm", "chance"))
-    notes = [f"{itc:.1f} before re-ranking", f"{chance:.1f} by chance"]
+    before = f"by {run.labels[1]}" if "labels" in run.metrics else "before re-ranking"
+    notes = [f"{itc:.1f} {before}", f"{chance:.1f} by chance"]
     if interval := run.metrics.get("intervals", {}).get("itm", {}).get(key):
         notes.insert(0, f"{interval[0]:.1f} to {interval[1]:.1f}, 95\u202f% interval")
     return Key(name, f"{itm:.1f}", tuple(notes))
