@@ -168,7 +168,7 @@ def gather(folders: Folders, *, title: str, samples: int, queries: int, explaine
         source_plots=_source_plots(sources),
         validation=validation,
         versions=tuple(_versions(folders)),
-        code=code_digest(),
+        code=code_digest("components.evaluation.report"),
     )
 
 
