@@ -19,6 +19,7 @@ STATE = Path("work", "launch", "local.json")
 STARTED = "Ray runtime started"  # what `ray start` says when its node has joined
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
+DRAIN_SECONDS = 2  # that a node which is told to end leaves its tasks; the head's own helpers would take Ray's 30
 
 
 def up(root: Path, nodes: int, *, cpus: int = 1) -> dict[str, str]:
@@ -69,10 +70,18 @@ def down(root: Path) -> bool:
     if not state_file.is_file():
         return False
     started = json.loads(state_file.read_text(encoding="utf-8"))["processes"]
-    tree = [one for process in reversed(started) for one in _tree(process)]
+    ended = [_end(process) for process in reversed(started)]  # the head last: without it no node ends by itself
+    state_file.unlink()
+    (state_file.parent / "token").unlink(missing_ok=True)
+    return any(ended)
+
+
+def _end(started: dict[str, Any]) -> bool:
+    """End a node, by its first process, which ends the others; returns whether there was one."""
     import psutil
 
-    for one in tree:
+    tree = _tree(started)
+    for one in tree[:1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.terminate()
     _, left = psutil.wait_procs(tree, timeout=STOP_SECONDS)
@@ -80,8 +89,6 @@ def down(root: Path) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
     psutil.wait_procs(left, timeout=STOP_SECONDS)
-    state_file.unlink()
-    (state_file.parent / "token").unlink(missing_ok=True)
     return bool(tree)
 
 
@@ -120,6 +127,7 @@ def _start(root: Path, options: list[str], given: dict[str, str], log: Path) -> 
     ray = str(Path(sys.executable).with_name("ray"))
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     environment |= {key: value for key, value in given.items() if key != "RAY_ADDRESS"}
+    environment.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", str(DRAIN_SECONDS))
     # workers import the clone's own code, and relative paths mean the same as for the driver
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root.absolute()), os.environ.get("PYTHONPATH")]))
     with log.open("wb") as stream:

@@ -2,9 +2,6 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +11,7 @@ from ruamel.yaml import YAML
 
 from components.io.errors import UserError
 from pipelines.environment import apply_environment
-from pipelines.launch import local, plan, render
+from pipelines.launch import plan, render
 from pipelines.launch.bucket import check_bucket
 from pipelines.launch.rules import check_kubernetes, check_ray, check_rules
 from pipelines.launch.settings import load_clusters
@@ -309,56 +306,6 @@ def test_runtime_from_the_environment(monkeypatch):
     monkeypatch.setenv("VLP_RUNTIME_ADRESS", "x")
     with pytest.raises(UserError, match="VLP_RUNTIME_ADRESS"):
         apply_environment(content)
-
-
-WHERE = """
-import json, sys, time
-from pathlib import Path
-
-def note(number, folder):
-    import ray
-    while len(list(Path(folder).iterdir())) < 2 and time.monotonic() - START < 60:  # until both nodes take part
-        Path(folder, ray.get_runtime_context().get_node_id()).touch()
-        time.sleep(0.05)
-
-START = time.monotonic()
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    import where
-    from components.io.spread import spread
-    print(sorted(spread(where.note, [(n, sys.argv[2]) for n in range(2)], ray_address=sys.argv[1])))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_three_real_nodes(tmp_path, monkeypatch):
-    (tmp_path / "where.py").write_text(WHERE)
-    (tmp_path / "nodes").mkdir()
-    given = local.up(tmp_path, 3)
-    try:
-        assert local.running(tmp_path) == given
-        assert (Path(given["RAY_AUTH_TOKEN_PATH"]).stat().st_mode & 0o777) == 0o600
-        with pytest.raises(UserError, match="runs already"):
-            local.up(tmp_path, 1)
-
-        def run(environment):
-            command = [sys.executable, "where.py", given["RAY_ADDRESS"], str(tmp_path / "nodes")]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-            return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-        done = run(given)
-        assert done.stdout.strip() == "[0, 1]", done.stderr
-        assert len(list((tmp_path / "nodes").iterdir())) == 2, "both workers worked, the head did not"
-        wrong = tmp_path / "wrong"
-        wrong.write_text("f" * 64)
-        refused = run({**given, "RAY_AUTH_TOKEN_PATH": str(wrong)})
-        assert refused.returncode != 0
-        assert "token" in refused.stderr.lower()
-    finally:
-        assert local.down(tmp_path)
-    assert local.running(tmp_path) is None
-    assert not local.down(tmp_path), "and nothing is left to take down"
 
 
 def test_doctor_finds_nothing_wrong_here(monkeypatch):

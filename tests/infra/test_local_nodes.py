@@ -1,0 +1,184 @@
+"""Three real Ray nodes on this machine: only with the token, work on the workers alone, and a node lost in training."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from components.data.tokenizer import train_tokenizer
+from components.io.errors import UserError
+from pipelines.launch import local
+from tests.training.conftest import MODEL, TRAINING, write_records
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 12
+PATIENCE = 180.0  # seconds
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
+
+WHERE = """
+import json, sys, time
+from pathlib import Path
+
+def note(number, folder):
+    import ray
+    while len(list(Path(folder).iterdir())) < 2 and time.monotonic() - START < 60:  # until both nodes take part
+        Path(folder, ray.get_runtime_context().get_node_id()).touch()
+        time.sleep(0.05)
+
+START = time.monotonic()
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    import where
+    from components.io.spread import spread
+    print(sorted(spread(where.note, [(n, sys.argv[2]) for n in range(2)], ray_address=sys.argv[1])))
+"""
+
+# each worker notes its process; before the fifth step all wait until one of them is no longer there
+TRAINING_RUN = """
+import json, os, sys, time
+from functools import partial
+from pathlib import Path
+
+from components.io.runtime import Runtime
+from components.training.pretrain import PretrainParams
+
+def train(params, shards, storage, worker):
+    from components.training.albef_tasks import PretrainingTask
+    from components.training.loop import fit
+    starts = len(list(storage.glob(f"start-*-{worker.rank}")))
+    partial_path = storage / f".start-{starts}-{worker.rank}"
+    partial_path.write_text(f"{os.getpid()} {worker.world}")
+    partial_path.rename(storage / partial_path.name[1:])
+    task = PretrainingTask(params, shards)
+    losses, steps = task.losses, []
+
+    def watched(*arguments):
+        steps.append(1)
+        while len(steps) == 5 and not (storage / "lost").exists():
+            time.sleep(0.05)
+        return losses(*arguments)
+
+    task.losses = watched
+    outcome = fit(task, params, storage / "run", worker)
+    return {"world": worker.world, "steps": len(steps), "history": outcome.history}
+
+if __name__ == "__main__":
+    import node_training  # by its name, not as __main__: the workers import it too
+    from components.training.ray_launch import launch
+    params, folder = PretrainParams.model_validate_json(sys.argv[2]), Path(sys.argv[3])
+    call = partial(node_training.train, params, folder / "shards", folder / "training")
+    result = launch(call, params, folder / "training", Runtime(ray_address=sys.argv[1]))
+    (folder / "result.json").write_text(json.dumps(result))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("cluster")
+    (made / "where.py").write_text(WHERE)
+    (made / "node_training.py").write_text(TRAINING_RUN)
+    (made / "nodes").mkdir()
+    (made / "training").mkdir()
+    captions = write_records(made / "shards", 13)
+    train_tokenizer(lambda: iter(captions), 80, 1).save(made / "shards/tokenizer.json")
+    return made
+
+
+@pytest.fixture(scope="module")
+def given(folder):
+    """The environment of a cluster of three nodes, whose head looks for lost ones more often than by default."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_health_check_period_ms", "1000")
+        patch.setenv("RAY_health_check_failure_threshold", "3")
+        given = local.up(folder, 3)
+    try:
+        yield given
+    finally:
+        assert local.down(folder)
+    assert local.running(folder) is None
+    assert not local.down(folder), "and nothing is left to take down"
+
+
+def environment(given):
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **given}
+
+
+def wait_for(met, process):
+    until = time.monotonic() + PATIENCE
+    while not met():
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        assert time.monotonic() < until, f"waited {PATIENCE} s in vain"
+        time.sleep(0.05)
+
+
+def test_all_workers_work_with_the_token_alone(folder, given):
+    assert local.running(folder) == given
+    assert (Path(given["RAY_AUTH_TOKEN_PATH"]).stat().st_mode & 0o777) == 0o600
+    with pytest.raises(UserError, match="runs already"):
+        local.up(folder, 1)
+
+    def run(given):
+        command = [sys.executable, "where.py", given["RAY_ADDRESS"], str(folder / "nodes")]
+        return subprocess.run(command, cwd=folder, env=environment(given), capture_output=True, text=True, check=False)
+
+    done = run(given)
+    assert done.stdout.strip() == "[0, 1]", done.stderr
+    assert len(list((folder / "nodes").iterdir())) == 2, "both workers worked, the head did not"
+    (folder / "wrong").write_text("f" * 64)
+    refused = run({**given, "RAY_AUTH_TOKEN_PATH": str(folder / "wrong")})
+    assert refused.returncode != 0
+    assert "token" in refused.stderr.lower()
+
+
+def test_a_training_goes_on_from_its_checkpoint_on_the_node_that_is_left(folder, given):
+    params = TRAINING | {
+        "model": MODEL,
+        "epochs": 4,
+        "num_workers": 2,
+        "min_workers": 1,
+        "max_failures": 1,
+        "checkpoint": {"steps": 1},
+    }
+    training = folder / "training"
+    driver = subprocess.Popen(
+        [sys.executable, "node_training.py", given["RAY_ADDRESS"], json.dumps(params), str(folder)],
+        cwd=folder,
+        # Ray first asks again for as many workers as before, and a minute long by default
+        env=environment(given) | {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "8"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        starts = [training / f"start-0-{rank}" for rank in range(2)]
+        wait_for(lambda: all(path.exists() for path in starts), driver)
+        wait_for(lambda: (training / "run/checkpoints/step-0000000004.pt").exists(), driver)
+        pids = [int(path.read_text().split()[0]) for path in starts]
+        _, *workers = json.loads((folder / local.STATE).read_text())["processes"]
+        trees = [local._tree(node) for node in workers]
+        homes = [next(place for place, tree in enumerate(trees) if pid in {one.pid for one in tree}) for pid in pids]
+        assert sorted(homes) == [0, 1], "one on each worker, none on the head"
+        lost = trees[homes[1]]
+        for process in lost:  # a machine that loses its power: nobody says good-bye
+            process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(lost, timeout=PATIENCE)
+        (training / "lost").touch()
+        _, said = driver.communicate(timeout=PATIENCE)
+    finally:
+        driver.kill()
+    assert driver.returncode == 0, said[-3000:]
+    result = json.loads((folder / "result.json").read_text())
+    assert result["world"] == 1
+    assert result["steps"] == STEPS - 4, "it went on from the checkpoint after the fourth step"
+    assert [point["step"] for point in result["history"]] == list(range(1, STEPS + 1))
+    assert all(math.isfinite(value) for point in result["history"] for value in point.values())
+    assert (training / "start-1-0").exists()
+    assert not (training / "start-2-0").exists(), "one failure was enough"
