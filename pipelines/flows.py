@@ -23,7 +23,7 @@ from pydantic import Field  # noqa: E402
 
 from components.io.errors import UserError  # noqa: E402
 from pipelines.exclusive import BusyError, WhenBusy, exclusive  # noqa: E402
-from pipelines.graph import END_TO_END, FLOWS, Step, check_flow, is_current, read_graph, select  # noqa: E402
+from pipelines.graph import END_TO_END, FLOWS, Step, check_flow, is_current, read_graph, read_state, select  # noqa: E402
 from pipelines.params import load_params  # noqa: E402
 from pipelines.policies import POLICIES, policy_of  # noqa: E402
 from pipelines.repro import StageError, reproduce  # noqa: E402
@@ -35,10 +35,10 @@ CACHED = "Cached"
 MOST_ATTEMPTS = 10  # of one run that crashes again and again, as one that needs more memory than there is
 
 
-def run_step(address: str, *, lock: int | None = None, retries: int | None = None) -> Any:
-    """Run one stage unless it is up to date, and say which on standard error. Raises StageError."""
+def run_step(address: str, *, lock: int | None = None, known: bool = False) -> Any:
+    """Run one stage unless it is up to date, and say which on standard error; `known`: it is. Raises StageError."""
     root = Path.cwd()
-    if is_current(address, root):
+    if known or is_current(address, root):
         say(f"{address}: up to date")
         return Completed(name=CACHED, message="DVC finds the stage up to date")
     say(f"{address}: running")
@@ -73,10 +73,9 @@ def run_steps(name: str, retries: int | None = None, lock: int | None = None) ->
     Raises UserError for a stage of another flow that is out of date, StageError for the first stage that fails.
     """
     root = Path.cwd()
-    own, needed = select(read_graph(root), name)
-    stale = [step for step in needed if not is_current(step.address, root)]
-    if stale:
-        first = stale[0]
+    steps, stale = read_state(root)
+    own, needed = select(steps, name)
+    if first := next((step for step in needed if step.address in stale), None):
         raise UserError(
             f"{first.address} is not up to date, and the flow {name} builds on it: "
             f"run `vlp flow {first.stage.room}` or `vlp flow {END_TO_END}` first"
@@ -84,7 +83,9 @@ def run_steps(name: str, retries: int | None = None, lock: int | None = None) ->
     states: dict[str, State[Any]] = {}
     for step in own:
         before = [states[address] for address in step.upstream if address in states]
-        state = stage_task(step, retries)(step.address, lock=lock, wait_for=before, return_state=True)
+        # what was found at the start holds until a stage has run
+        known = step.address not in stale and all(state.name == CACHED for state in states.values())
+        state = stage_task(step, retries)(step.address, lock=lock, known=known, wait_for=before, return_state=True)
         states[step.address] = state
         _raise_failure(step.address, state)
 

@@ -38,16 +38,30 @@ def read_graph(root: Path) -> list[Step]:
 
     Raises UserError with DVC's message when `root` is no DVC repository or its ``dvc.yaml`` is wrong.
     """
+    with _repository(root) as repository:
+        return _steps(repository)
+
+
+def read_state(root: Path) -> tuple[list[Step], frozenset[str]]:
+    """`read_graph`, and the addresses of the stages that DVC finds not up to date.
+
+    In one reading of ``dvc.yaml`` and ``dvc.lock``, which takes most of a second; `is_current` reads them each time.
+    """
+    with _repository(root) as repository:
+        stale = frozenset(repository.status())
+        return _steps(repository), stale
+
+
+def _steps(repository: Any) -> list[Step]:
     import networkx as nx
 
-    with _repository(root) as repository:
-        graph = repository.index.graph  # an edge leads from a stage to one it depends on
-        position = {stage: number for number, stage in enumerate(repository.index.stages)}
-        ordered = nx.lexicographical_topological_sort(graph.reverse(), key=position.__getitem__)
-        return [
-            Step(stage.addressing, tuple(sorted(upstream.addressing for upstream in graph.successors(stage))))
-            for stage in ordered
-        ]
+    graph = repository.index.graph  # an edge leads from a stage to one it depends on
+    position = {stage: number for number, stage in enumerate(repository.index.stages)}
+    ordered = nx.lexicographical_topological_sort(graph.reverse(), key=position.__getitem__)
+    return [
+        Step(stage.addressing, tuple(sorted(upstream.addressing for upstream in graph.successors(stage))))
+        for stage in ordered
+    ]
 
 
 def is_current(address: str, root: Path) -> bool:

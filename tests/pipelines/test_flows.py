@@ -11,7 +11,7 @@ import pytest
 
 from components.io.errors import UserError
 from pipelines import flows
-from pipelines.graph import FLOWS, Step, is_current, read_graph, select
+from pipelines.graph import FLOWS, Step, is_current, read_graph, read_state, select
 from pipelines.policies import POLICIES, Policy
 from pipelines.repro import StageError, explain, reproduce
 
@@ -59,6 +59,9 @@ def test_reproduce_and_up_to_date(project):
     assert not is_current("synthesize", project.folder)
     reproduce("synthesize", project.folder)
     assert is_current("synthesize", project.folder)
+    steps, stale = read_state(project.folder)
+    assert stale == {step.address for step in steps if not is_current(step.address, project.folder)}
+    assert "synthesize" not in stale
     assert not Path("data/raw").exists(), "one stage only"
 
 
@@ -200,7 +203,7 @@ def test_a_stage_that_is_tried_again(project, prefect_server, monkeypatch):
     monkeypatch.setitem(POLICIES, "data", Policy((0.1,), hours=1))
 
     monkeypatch.setattr(flows, "reproduce", flaky)
-    monkeypatch.setattr(flows, "read_graph", lambda root: [Step("synthesize", ())])
+    monkeypatch.setattr(flows, "read_state", lambda root: ([Step("synthesize", ())], frozenset({"synthesize"})))
     flows.run_flow("data", retries=None)
     assert attempts == ["synthesize", "synthesize"]
 
