@@ -49,7 +49,10 @@ class DownloadParams(BaseModel, frozen=True, extra="forbid"):
     connect_seconds: float = Field(default=10.0, gt=0, le=600, description="until a connection stands")
     total_seconds: float = Field(default=30.0, gt=0, le=3600, description="for one try, redirects and body included")
     row_seconds: float = Field(
-        default=120.0, gt=0, le=86400, description="for one picture: all its tries and the waits between them"
+        default=120.0,
+        gt=0,
+        le=86400,
+        description="for one picture: all its tries, the waits between them and for a host that asks for peace",
     )
     max_bytes: int = Field(default=20_000_000, ge=1, le=1 << 30, description="of one picture; more is not read")
     max_redirects: int = Field(default=5, ge=0, le=50, description="to follow, each one checked")
@@ -98,6 +101,9 @@ def download(params: DownloadParams, *, source: str, input: Path, raw: Path, run
     ``manifest.json``, ``outcomes.parquet`` (the common columns, then url, final_url, http_status, bytes, sha256) in the
     order of the rows, ``quarantine.parquet`` (malformed rows with file and line). The milliseconds of each row, in
     which no two runs agree, go to ``work/timings/download-SOURCE.parquet``.
+
+    A host that answers 429 or 503 with Retry-After is left in peace as a whole until then; where that is longer than
+    `row_seconds`, its rows end unasked with that status, as what can pass.
 
     A run that was stopped goes on where it was. When something failed for a reason that can pass, the work stays (its
     record files are those of `raw`, by hard links where the file system has them), and the next run with the same list,

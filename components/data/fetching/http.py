@@ -8,32 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
 import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Self
-from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from components.data.fetching.hosts import Hosts, Spent
 from components.data.fetching.signatures import HEAD_BYTES, picture_format
 from components.data.fetching.urls import check_url, forbidden_address
 from components.io.outcomes import Reason
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 PASSING_STATUSES = frozenset({408, 425, 429, *range(500, 600)})  # worth another try
+REFUSALS = frozenset({429, 503})  # that speak for the whole host where they say when to come again
 RESOLVER_THREADS = 32
 KEEP_ALIVE_SECONDS = 5.0  # idle sockets per second of fetching; longer runs into the limit of open files
 READ_BYTES = 1 << 16
@@ -143,10 +144,9 @@ class Fetcher:
         self._folder = None if folder is None else str(folder)
         self._limits = limits
         self._hosts = hosts
-        self._slots = asyncio.Semaphore(limits.concurrency)
-        self._host_slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
+        self._places = Hosts(self._limits.concurrency, self._limits.per_host, self._limits.row_seconds)
         # limits of concurrency and the total deadline are ours: the library's would count the wait for a free slot
         self._resolver = Resolver(self._hosts)
         self._session = aiohttp.ClientSession(
@@ -174,51 +174,66 @@ class Fetcher:
         Tries again what may pass (timeouts, broken connections, 429 and 5xx), waiting longer each time or as long as
         the server asks; tries and waits together take at most `row_seconds`. Raises OSError when the disk fails;
         everything that the network does is in the result.
+
+        A 429 or 503 with Retry-After is the whole host's wish: until then it is asked for no other URL either. Where
+        that is longer than the row may take, or where the host has wished so for `row_seconds` on end, the row ends
+        at once and unasked with the status that the host gave to others, as HTTP_ERROR that can pass: the row is not
+        told apart from those that were asked, since who was depends on the moment. The next run asks for it again.
         """
-        limits = self._limits
-        asked = waited = 0.0
+        limits, spent = self._limits, Spent()
         for attempt in range(limits.retries + 1):
-            answer, seconds = await self._follow(url, keep, limits.row_seconds - asked - waited)
-            asked += seconds
+            answer = await self._follow(url, keep, spent)
             if not answer.passing or attempt == limits.retries:
                 break
             wait = max(limits.backoff_seconds * 2**attempt * random.uniform(0.5, 1.5), answer.retry_after or 0.0)
-            if asked + waited + wait >= limits.row_seconds:
+            if spent.total + wait >= limits.row_seconds:
                 break
             await asyncio.sleep(wait)
-            waited += wait
-        return replace(answer.result, passing=answer.passing, milliseconds=round(asked * 1000))
+            spent.waited += wait
+        return replace(answer.result, passing=answer.passing, milliseconds=round(spent.asked * 1000))
 
-    async def _follow(self, url: URL, keep: Keep, most: float) -> tuple[_Answer, float]:
-        """One try: the URL and its redirects, within the total deadline, and the seconds that it took.
+    async def _follow(self, url: URL, keep: Keep, spent: Spent) -> _Answer:
+        """One try: the URL and its redirects, within the total deadline and what the row has left.
 
-        `most` is what the row has left; waiting for a free slot does not count.
+        Adds to what the row has `spent`; waiting for a free place does not count.
         """
-        limits, asked = self._limits, 0.0
+        limits, before = self._limits, spent.asked
         for _ in range(limits.max_redirects + 1):
             if self._hosts is not None and url.host not in self._hosts:
-                return _Answer(Fetched(Reason.DNS_FAILURE, final_url=str(url))), asked
-            async with self._slot(url.raw_host or ""):
+                return _Answer(Fetched(Reason.DNS_FAILURE, final_url=str(url)))
+            host = url.raw_host or ""
+            async with self._places.place(host, spent) as refused:
+                if refused is not None:
+                    result = Fetched(Reason.HTTP_ERROR, f"status {refused}", str(url), refused)
+                    return _Answer(result, passing=True, retry_after=math.inf)
+                left = min(limits.total_seconds - (spent.asked - before), limits.row_seconds - spent.total)
                 started = time.monotonic()
                 try:
-                    async with asyncio.timeout(min(limits.total_seconds, most) - asked):
+                    async with asyncio.timeout(left):
                         answer = await self._ask(url, keep)
                 except TimeoutError:
                     seconds = f"not done within {limits.total_seconds:g} s"
-                    return _Answer(
-                        Fetched(Reason.TIMEOUT, seconds, str(url)), passing=True
-                    ), time.monotonic() - started + asked
+                    return _Answer(Fetched(Reason.TIMEOUT, seconds, str(url)), passing=True)
                 finally:
-                    asked += time.monotonic() - started
+                    spent.asked += time.monotonic() - started
+                self._heed(host, answer)  # before the place is another's
             if answer.location is None:
-                return answer, asked
+                return answer
             target = check_url(answer.location, max_length=limits.max_url_length, base=url)
             if isinstance(target, Reason):
                 detail = "where it redirects to"
-                return _Answer(Fetched(target, detail, str(url), answer.result.http_status)), asked
+                return _Answer(Fetched(target, detail, str(url), answer.result.http_status))
             url = target
         detail = f"more than {limits.max_redirects}"
-        return _Answer(Fetched(Reason.TOO_MANY_REDIRECTS, detail, None, answer.result.http_status)), asked
+        return _Answer(Fetched(Reason.TOO_MANY_REDIRECTS, detail, None, answer.result.http_status))
+
+    def _heed(self, host: str, answer: _Answer) -> None:
+        """What an answer says of its host: that it wants peace, or that it answers."""
+        status = answer.result.http_status
+        if status in REFUSALS and answer.retry_after is not None:
+            self._places.refused(host, status, answer.retry_after)
+        elif status is not None and status not in PASSING_STATUSES:
+            self._places.answered(host)
 
     async def _ask(self, url: URL, keep: Keep) -> _Answer:
         """One request, without following redirects."""
@@ -278,15 +293,6 @@ class Fetcher:
             body.seek(0)
             keep(body)
         return Fetched(Reason.OK, None, str(url), 200, size, digest.hexdigest())
-
-    @asynccontextmanager
-    async def _slot(self, host: str) -> AsyncIterator[None]:
-        """A place at the host, then one of all places: a slow host's queue holds up no other host."""
-        at_host = self._host_slots.get(host)
-        if at_host is None:
-            at_host = self._host_slots[host] = asyncio.Semaphore(self._limits.per_host)
-        async with at_host, self._slots:
-            yield
 
 
 def retry_delay(retry_after: str | None, now: str | None) -> float | None:
