@@ -13,15 +13,22 @@ from typing import Any
 
 from dvclive.plots import Metric
 
+from components.io.errors import UserError
+
 STEP = "step"
 
 
 class Curves:
-    """``plots/metrics/NAME.tsv`` for each metric and ``metrics.json`` with the last values, in one folder."""
+    """``plots/metrics/NAME.tsv`` for each metric and ``metrics.json`` with the last values, in one folder.
 
-    def __init__(self, folder: Path, history: Sequence[Mapping[str, float]] = ()) -> None:
-        """Start anew with the points that a resumed training already has."""
+    With `board` the same points go to TensorBoard's files too, in the folder ``tensorboard`` beside `folder`: those
+    hold clock times and the machine's name, so that they must not be part of an out.
+    """
+
+    def __init__(self, folder: Path, history: Sequence[Mapping[str, float]] = (), *, board: bool = False) -> None:
+        """Start anew with the points that a resumed training already has. Raises UserError without TensorBoard."""
         self.folder = folder
+        self._board = _open_board(folder.with_name("tensorboard")) if board else None
         self._metrics: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
         shutil.rmtree(folder, ignore_errors=True)
@@ -47,8 +54,25 @@ class Curves:
             for group in groups:
                 place = place.setdefault(group, {})
             place[leaf] = value
+            if self._board is not None:
+                self._board.add_scalar(name, value, int(point[STEP]))
         self._last[STEP] = int(point[STEP])
 
     def _summarise(self) -> None:
+        if self._board is not None:
+            self._board.flush()
         text = json.dumps(self._last, indent=1, sort_keys=True)
         (self.folder / "metrics.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _open_board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(
+            "tensorboard: true needs the package tensorboard, which is not part of the lock: "
+            "`.venv/bin/uv pip install tensorboard`, or set it to false"
+        ) from None
+    shutil.rmtree(folder, ignore_errors=True)
+    writer: Any = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+    return writer

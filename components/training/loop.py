@@ -196,7 +196,7 @@ class _Run:
         params, plan, worker, total, first = self.params, self.plan, self.worker, self.total, self.worker.rank == 0
         generator = torch.Generator(worker.device)
         stream = batches(self.task.data, plan, start, total, params)
-        curves = Curves(self.storage / "curves", self.outcome.history) if first else None
+        curves = Curves(self.storage / "curves", self.outcome.history, board=params.tensorboard) if first else None
         shown: AbstractContextManager[Advance | None] = (
             progress(self.task.label, total=total, unit="steps", done=start) if first else nullcontext()
         )

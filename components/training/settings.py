@@ -172,6 +172,10 @@ class TrainingParams(BaseModel, frozen=True, extra="forbid"):
         "away; 0: any sample may follow any other",
     )
     log_every: int = Field(default=10, ge=1, le=100_000, description="steps between two points of the curves")
+    tensorboard: bool = Field(
+        default=False,
+        description="write the curves for TensorBoard too, into work/STAGE/DIGEST/tensorboard; needs its package",
+    )
     checkpoint: CheckpointParams = Field(default=CheckpointParams(), description="when to save")
 
     @model_validator(mode="after")
@@ -204,6 +208,7 @@ HOW = (
     "cache_mb",
     "max_failures",
     "activation_checkpointing",
+    "tensorboard",
     "checkpoint",
     "shards_at",
     "shards_cache_mb",
