@@ -2,8 +2,9 @@
 
     python benchmarks/bench_memory.py [ROWS ...]
 
-Five rows a picture, pictures of 96×72 pixels made from noise, all different; a tenth of them evaluation pictures. Each
-stage runs as its own command; peak memory is that of its largest process (the kernel's high-water mark).
+Five rows a picture, pictures of 96×72 pixels made from noise, all different; a tenth of them evaluation pictures.
+`download` fetches them over HTTP from a server that runs in its process, as the built-in corpus is fetched. Each stage
+runs as its own command; peak memory is that of its largest process (the kernel's high-water mark).
 """
 
 from __future__ import annotations
@@ -63,6 +64,17 @@ def write(folder: Path, source: str, pictures: int, *, outcomes: bool = True) ->
     return table
 
 
+def write_site(folder: Path, pictures: int) -> None:
+    """A list of five rows a picture, and a folder to serve."""
+    (folder / "web").mkdir(parents=True)
+    rng = np.random.default_rng(pictures)
+    lines = []
+    for number in range(pictures):
+        (folder / "web" / f"{number}.jpg").write_bytes(picture(rng))
+        lines += [f"thing {number} seen from side {n}\thttp://corpus.test/{number}.jpg" for n in range(PER_PICTURE)]
+    (folder / "pairs.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     print(f"{'stage':14}{'rows':>10}{'seconds':>9}{'peak MiB':>10}")
     over = False
@@ -74,6 +86,13 @@ def main() -> None:
             table = write(data / "tasks" / "demo" / "test", "task", rows // PER_PICTURE // 10, outcomes=False)
             write_outcomes(data / "tasks" / "demo", [table])
             params = ["--params", str(ROOT / "pipelines/recipes/pairs.yaml"), "--set", f"runtime.work={data / 'work'}"]
+            write_site(data / "site", rows // PER_PICTURE)
+            fetched = ["--source", "pairs", "--input", str(data / "site"), "--raw", str(data / "fetched")]
+            source = "download.sources.pairs"
+            served = ["--set", f"{source}.list=pairs.tsv", "--set", f"{source}.serve=web"]
+            seconds, peak = run(["run", "download", *fetched, *params, *served])
+            over = over or peak > LIMIT
+            print(f"{'download':14}{rows:>10,}{seconds:>9.1f}{peak:>10.0f}", flush=True)
             for stage, needs in (
                 ("clean", ["raw", "clean"]),
                 ("deduplicate", ["clean", "tasks", "unique"]),
