@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -119,7 +118,7 @@ def download(params: DownloadParams, *, source: str, input: Path, raw: Path, run
     from components.data.sources.lists import images_folder, read_source
     from components.io.progress import progress
     from components.io.storage import is_s3
-    from components.io.work import publish, run_partition, stage_work
+    from components.io.work import discard, publish, run_partition, stage_work
 
     place = _place(params, source, input)
     served = None if place.serve is None else input / place.serve
@@ -169,10 +168,10 @@ def download(params: DownloadParams, *, source: str, input: Path, raw: Path, run
     if passing_failures(job):
         (work / PUBLISHED_FILE).touch()
     else:
-        shutil.rmtree(work)
-    for other in work.parent.iterdir():  # what was kept for a list or for parameters that are no more
+        discard(work)
+    for other in sorted(work.parent.iterdir()):  # what was kept for a list or for parameters that are no more
         if other != work and (other / PUBLISHED_FILE).is_file():
-            shutil.rmtree(other)
+            discard(other)
 
 
 def _place(params: DownloadParams, source: str, input: Path) -> SourceParams:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from components.io.outcomes import Reason, Status, outcome_schema, read_outcomes, write_outcomes
 from components.io.records import FileEntry, Manifest, RecordWriter, write_manifest
-from components.io.work import publish
+from components.io.work import discard, publish
 
 RECORDS_FILE = "records.arrow"
 FLUSH = 65_536  # outcomes held in memory before they become Arrow
@@ -107,7 +107,7 @@ def assemble(
         link(path, built / path.name)
     manifest = write_manifest(built, kind, entries, **extra)
     publish(built, out)
-    shutil.rmtree(work)
+    discard(work)
     return manifest
 
 

@@ -166,7 +166,7 @@ def prepare_tasks(
     from components.io.outcomes import read_outcomes, write_outcomes
     from components.io.records import FileEntry as Entry
     from components.io.records import write_manifest
-    from components.io.work import map_partitions, publish, stage_work
+    from components.io.work import discard, map_partitions, publish, stage_work
 
     if task not in params.tasks:
         known = ", ".join(params.tasks) or "none"
@@ -207,7 +207,7 @@ def prepare_tasks(
     if count != rows.count:
         raise ValueError(f"prepare_tasks: {rows.count} rows came in, {count} have an outcome")
     publish(built, tasks)
-    shutil.rmtree(work)
+    discard(work)
 
 
 def _annotate(rows: TaskRows, split: Split, built: Path, entries: list[FileEntry]) -> dict[str, Any]:

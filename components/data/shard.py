@@ -81,7 +81,7 @@ def shard(params: ShardParams, *, unique: Path, shards: Path, runtime: Runtime =
     from components.io.errors import UserError
     from components.io.outcomes import write_outcomes
     from components.io.records import FileEntry, manifest_digest, read_manifest, sha256_file, write_manifest
-    from components.io.work import map_partitions, publish, stage_work
+    from components.io.work import discard, map_partitions, publish, stage_work
 
     manifest = read_manifest(unique)
     if not manifest.rows:
@@ -121,7 +121,7 @@ def shard(params: ShardParams, *, unique: Path, shards: Path, runtime: Runtime =
         },
     )
     publish(built, shards)
-    shutil.rmtree(work)
+    discard(work)
 
 
 def write_shard(item: tuple[Path, str, list[Piece]], folder: Path) -> dict[str, Any]:

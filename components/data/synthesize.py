@@ -64,7 +64,7 @@ def synthesize(params: SynthesizeParams, *, corpus: Path, runtime: Runtime = Run
     """
     import shutil
 
-    from components.io.work import map_partitions, publish, stage_work
+    from components.io.work import discard, map_partitions, publish, stage_work
 
     work = stage_work(runtime, "synthesize", params, {})
     built = work / "built"
@@ -82,7 +82,7 @@ def synthesize(params: SynthesizeParams, *, corpus: Path, runtime: Runtime = Run
     else:
         _write_json(built / "ills.json", {"enabled": False})
     publish(built, corpus)
-    shutil.rmtree(work)
+    discard(work)
 
 
 def draw_part(params: SynthesizeParams, item: tuple[str, int, int], folder: Path) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def validate(
     """
     from components.data.validation.expect import run_suites
     from components.io.documents import write_json
-    from components.io.work import publish, stage_work
+    from components.io.work import discard, publish, stage_work
 
     inputs = {"raw": raw, "clean": clean, "unique": unique, "shards": shards, "tasks": tasks}
     if params.baseline is not None:
@@ -111,7 +111,7 @@ def validate(
     write_json(built / STATISTICS_FILE, statistics)
     write_json(built / RESULTS_FILE, results)
     publish(built, validation)
-    shutil.rmtree(work)
+    discard(work)
 
     sentences = [
         f"{suite['suite']}: {item['sentence']}"

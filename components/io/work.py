@@ -24,6 +24,7 @@ from components.io.runtime import Runtime
 from components.io.spread import spread
 
 DONE_FILE = "done.json"
+DISCARDED = ".discarded"  # ends the names of folders that are being removed
 
 
 def input_digest(path: Path) -> str:
@@ -54,8 +55,21 @@ def run_digest(stage: str, params: BaseModel, inputs: Mapping[str, Path]) -> str
 def stage_work(runtime: Runtime, stage: str, params: BaseModel, inputs: Mapping[str, Path]) -> Path:
     """The folder for this stage's unfinished work, made if it is not there yet."""
     folder = runtime.work / stage / run_digest(stage, params, inputs)
+    for left in folder.parent.glob(f".*{DISCARDED}"):
+        shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def discard(work: Path) -> None:
+    """Remove a folder of work that is no longer wanted; a kill on the way leaves none that looks whole.
+
+    Without the new name, a later run would take what is left of its parts for finished ones.
+    """
+    gone = work.with_name(f".{work.name}{DISCARDED}")
+    shutil.rmtree(gone, ignore_errors=True)
+    work.rename(gone)
+    shutil.rmtree(gone)
 
 
 def run_partition(run: Callable[[Any, Path], dict[str, Any]], item: Any, folder: Path) -> dict[str, Any]:
@@ -72,6 +86,7 @@ def run_partition(run: Callable[[Any, Path], dict[str, Any]], item: Any, folder:
     partial.mkdir(parents=True)
     result = run(item, partial)
     (partial / DONE_FILE).write_text(json.dumps(result), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)  # unfinished, whoever left it
     partial.rename(folder)
     return result
 

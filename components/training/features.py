@@ -72,11 +72,10 @@ def features(params: FeaturesParams, *, towers: str, task: Path, features: Path,
     `components.training.feature_store` reads: float16 regions and words of each level. Finished parts are kept when
     the stage is stopped. Raises UserError when weights or splits are missing, do not fit, or a picture is damaged.
     """
-    import shutil
     from functools import partial
 
     from components.io.errors import UserError
-    from components.io.work import map_partitions, publish, stage_work
+    from components.io.work import discard, map_partitions, publish, stage_work
     from components.training.feature_store import assemble_features, split_parts
     from components.training.feature_work import extract, read_sources, write_towers
     from components.training.tower_files import locate
@@ -100,4 +99,4 @@ def features(params: FeaturesParams, *, towers: str, task: Path, features: Path,
         label=f"features {towers}",
     )
     publish(assemble_features(chosen, work, task, parts, done), features)
-    shutil.rmtree(work)
+    discard(work)

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from components.io.errors import UserError
 from components.io.runtime import Runtime
-from components.io.work import map_partitions, publish, run_digest, stage_work
+from components.io.work import discard, map_partitions, publish, run_digest, stage_work
 
 
 class P(BaseModel, frozen=True):
@@ -72,3 +72,41 @@ def test_publish_replaces_the_out(tmp_path):
     (tmp_path / "data" / "clean" / "old").touch()
     publish(work / "out", tmp_path / "data" / "clean")
     assert [path.name for path in (tmp_path / "data" / "clean").iterdir()] == ["new"]
+
+
+def test_a_kill_while_work_is_removed_leaves_none_that_looks_whole(tmp_path, monkeypatch):
+    class Params(BaseModel):
+        number: int = 1
+
+    def write(item, folder):
+        (folder / "records").write_text(str(item))
+        return {}
+
+    def killed(path, *_, **__):
+        next(path.rglob("records")).unlink(missing_ok=True)
+        raise KeyboardInterrupt
+
+    runtime = Runtime(work=tmp_path / "work", processes=1)
+    work = stage_work(runtime, "stage", Params(), {})
+    map_partitions(write, [1, 2], work=work, runtime=runtime, label="x")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("components.io.work.shutil.rmtree", lambda path, **k: None if k else killed(path))
+        discard(work)
+    again = stage_work(runtime, "stage", Params(), {})
+    assert again == work
+    assert [path.name for path in work.parent.iterdir()] == [work.name]
+    for folder, _ in map_partitions(write, [1, 2], work=work, runtime=runtime, label="x"):
+        assert (folder / "records").is_file()
+
+
+def test_a_part_without_its_end_is_made_anew(tmp_path):
+    def write(_, folder):
+        (folder / "records").write_text("whole")
+        return {}
+
+    runtime = Runtime(work=tmp_path / "work", processes=1)
+    [(folder, _)] = map_partitions(write, [1], work=tmp_path, runtime=runtime, label="x")
+    (folder / "done.json").unlink()
+    (folder / "other").write_text("left")
+    [(folder, _)] = map_partitions(write, [1], work=tmp_path, runtime=runtime, label="x")
+    assert sorted(path.name for path in folder.iterdir()) == ["done.json", "records"]
