@@ -36,7 +36,8 @@ def evaluate_towers(
     Raises UserError when the split or the weights are missing or damaged.
     """
     model, sizes = load_tower_model(weights, device)
-    split = EncodedSplit(task / params.split, model, sizes, weights, device)
+    with progress(f"evaluate {run}: encode", None) as advance:
+        split = EncodedSplit(task / params.split, model, sizes, weights, device, advance=advance)
     with progress(f"evaluate {run}: score", len(split)) as advance:
         if params.tower_candidates is None:
             scores = score_all(model.head, split, device=device, advance=advance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from components.data.tokenizer import load_tokenizer
 from components.evaluation.inputs import RetrievalSplit
-from components.evaluation.tower_scoring import Source
+from components.evaluation.tower_scoring import Source, silent
 from components.io.errors import UserError
 from components.training.augment import MEAN, STD
 from models.dual.config import DualConfig
@@ -107,7 +107,7 @@ def load_tower_model(folder: Path, device: str | torch.device) -> tuple[TowerMod
 class EncodedSplit(RetrievalSplit):
     """A split whose pictures and captions the towers read once; outputs are kept in memory as float16.
 
-    Where the model lacks a tower, its outputs come from `cached`.
+    Where the model lacks a tower, its outputs come from `cached`. `advance` hears of pictures and captions read.
 
     Raises UserError as `RetrievalSplit`.
     """
@@ -120,9 +120,10 @@ class EncodedSplit(RetrievalSplit):
         tokenizer: Path,
         device: str | torch.device,
         cached: Source | None = None,
+        advance: Callable[[int], None] = silent,
     ) -> None:
         super().__init__(folder, int(sizes["image"]["image_size"]))
-        self.cached = cached
+        self.cached, self._advance = cached, advance
         self._regions: list[list[Tensor]] = []
         self._words: list[list[Tensor]] = []
         with torch.inference_mode():
@@ -139,6 +140,7 @@ class EncodedSplit(RetrievalSplit):
             images = (self[start : start + 32] * std + mean).clamp(0, 1).to(device)
             levels = [level.half().cpu() for level in tower(images)]
             self._regions += [list(one) for one in zip(*levels, strict=True)]
+            self._advance(len(images))
 
     def _read_captions(self, tower: TextTower, ids: Tensor, mask: Tensor, device: str | torch.device) -> None:
         found: dict[int, list[Tensor]] = {}
@@ -149,6 +151,7 @@ class EncodedSplit(RetrievalSplit):
             levels = tower(ids[rows, :longest].to(device), mask[rows, :longest].to(device))
             for place, row in enumerate(rows.tolist()):
                 found[row] = [level[place, : int(self.lengths[row])].half().cpu() for level in levels]
+            self._advance(len(rows))
         self._words = [found[row] for row in range(len(self.captions))]
 
     def regions(self, pictures: Sequence[int]) -> list[Tensor]:

@@ -32,8 +32,8 @@ class Source(Protocol):
         """Words (C, n, width) of each level, and their mask (C, n)."""
 
 
-def _silent(items: int = 1) -> None:
-    return None
+def silent(items: int = 1) -> None:
+    """For callers that want no progress."""
 
 
 @torch.inference_mode()
@@ -45,7 +45,7 @@ def score_all(
     device: str | torch.device = "cpu",
     picture_block: int = PICTURES,
     caption_block: int = CAPTIONS,
-    advance: Callable[[int], None] = _silent,
+    advance: Callable[[int], None] = silent,
 ) -> dict[str, Tensor]:
     """Scores (P, C) float32 by name, of the first `pictures` pictures (all by default) with their captions.
 
@@ -113,7 +113,7 @@ def score_candidates(
     *,
     device: str | torch.device = "cpu",
     caption_block: int = CAPTIONS,
-    advance: Callable[[int], None] = _silent,
+    advance: Callable[[int], None] = silent,
 ) -> TwoStage:
     """Each query's `top` candidates by the cosine of global vectors, scored by the head (VITR's turbo, section 3.6).
 
