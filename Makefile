@@ -63,7 +63,7 @@ small-encoders: $(STAMP) ## install the two small packages of weights that the r
 
 lock: ## resolve pyproject.toml anew into requirements.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --python-version 3.11 \
-	  --no-emit-index-url --no-annotate --no-header --upgrade --output-file requirements.lock
+	  --no-annotate --no-header --upgrade --output-file requirements.lock
 
 clean: ## remove what runs have made (data, unfinished work, checkpoints); keeps the environment
 	rm -rf work data/corpus data/raw data/tasks data/clean data/unique data/shards data/validation data/features \

@@ -88,18 +88,16 @@ def main() -> None:
             params = ["--params", str(ROOT / "pipelines/recipes/pairs.yaml"), "--set", f"runtime.work={data / 'work'}"]
             write_site(data / "site", rows // PER_PICTURE)
             fetched = ["--source", "pairs", "--input", str(data / "site"), "--raw", str(data / "fetched")]
-            source = "download.sources.pairs"
-            served = ["--set", f"{source}.list=pairs.tsv", "--set", f"{source}.serve=web"]
-            seconds, peak = run(["run", "download", *fetched, *params, *served])
-            over = over or peak > LIMIT
-            print(f"{'download':14}{rows:>10,}{seconds:>9.1f}{peak:>10.0f}", flush=True)
+            fetched += ["--set", "download.sources.pairs.list=pairs.tsv", "--set", "download.sources.pairs.serve=web"]
+            options_of = {"download": fetched}
             for stage, needs in (
                 ("clean", ["raw", "clean"]),
                 ("deduplicate", ["clean", "tasks", "unique"]),
                 ("shard", ["unique", "shards"]),
                 ("validate", ["raw", "clean", "unique", "shards", "tasks", "validation"]),
             ):
-                options = [part for name in needs for part in (f"--{name}", paths[name])]
+                options_of[stage] = [part for name in needs for part in (f"--{name}", paths[name])]
+            for stage, options in options_of.items():
                 seconds, peak = run(["run", stage, *options, *params])
                 over = over or peak > LIMIT
                 print(f"{stage:14}{rows:>10,}{seconds:>9.1f}{peak:>10.0f}", flush=True)

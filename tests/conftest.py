@@ -22,13 +22,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The long ones wait more than they compute, so that the other process has the machine meanwhile.
     """
 
-    def group(item: pytest.Item) -> str:
-        shared = next((name for name in ("ray", "prefect") if item.get_closest_marker(name)), None)
-        return shared or item.nodeid.partition("::")[0]
-
-    items.sort(key=lambda item: ("ray", "prefect").index(name) if (name := group(item)) in ("ray", "prefect") else 2)
+    parts: dict[str, list[pytest.Item]] = {"ray": [], "prefect": [], "": []}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
+        shared = next((name for name in ("ray", "prefect") if item.get_closest_marker(name)), "")
+        parts[shared].append(item)
+        item.add_marker(pytest.mark.xdist_group(shared or item.nodeid.partition("::")[0]))
+    items[:] = [item for part in parts.values() for item in part]
 
 
 @pytest.fixture(autouse=True)

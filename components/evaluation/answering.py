@@ -13,6 +13,7 @@ from components.data.tasks.answers import normalise_answer, strip_space
 from components.data.tokenizer import load_tokenizer
 from components.evaluation.scoring import Texts
 from components.evaluation.task_inputs import TaskSplit
+from components.io.progress import silent
 from components.training.task_data import encode_answers
 from models.albef.vqa import AlbefVqa
 
@@ -27,10 +28,6 @@ class Answer(NamedTuple):
     ranked: tuple[str, ...]
 
 
-def _silent(items: int = 1) -> None:
-    return None
-
-
 def rank_answers(
     model: AlbefVqa,
     split: TaskSplit,
@@ -42,7 +39,7 @@ def rank_answers(
     max_answer_tokens: int,
     batch_size: int = 16,
     device: str | torch.device = "cpu",
-    advance: Callable[[int], None] = _silent,
+    advance: Callable[[int], None] = silent,
 ) -> list[Answer]:
     """The best of `candidates` for every item, of the `top_k` whose first token is likeliest, as published."""
     answer_ids, answer_mask = (
@@ -69,7 +66,7 @@ def generate_answers(
     max_answer_tokens: int,
     batch_size: int = 16,
     device: str | torch.device = "cpu",
-    advance: Callable[[int], None] = _silent,
+    advance: Callable[[int], None] = silent,
 ) -> list[Answer]:
     """A free answer to every item, by the likeliest next token."""
     words = load_tokenizer(tokenizer)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from components.evaluation.scoring import Texts
 from components.evaluation.task_inputs import TaskSplit
+from components.io.progress import silent
 
 NOTES = {
     "entailment": "SNLI-VE's test labels were carried over from sentences without pictures and are known to be noisy."
@@ -27,10 +28,6 @@ class Classifier(Protocol):
         """Logits (B, C) of pictures (P * B, 3, S, S) and texts (B, L)."""
 
 
-def _silent(items: int = 1) -> None:
-    return None
-
-
 @torch.inference_mode()
 def class_logits(
     model: Classifier,
@@ -39,7 +36,7 @@ def class_logits(
     *,
     batch_size: int = 64,
     device: str | torch.device = "cpu",
-    advance: Callable[[int], None] = _silent,
+    advance: Callable[[int], None] = silent,
 ) -> NDArray[np.float32]:
     """Logits (N, C) of all N items, in their order."""
     logits: NDArray[np.float32] | None = None

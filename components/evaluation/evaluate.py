@@ -130,11 +130,7 @@ def evaluate(
             f"{config.max_positions} tokens: lower it"
         )
     split = RetrievalSplit(task / params.split, config.image_size)
-    if params.folds and len(split) % params.folds:
-        raise UserError(
-            f"evaluate.folds is {params.folds}, which does not divide the {len(split)} pictures of "
-            f"{task / params.split}: choose a divisor"
-        )
+    split.check_folds(params.folds)
     texts = split.texts(weights, params.max_tokens)
     if int(texts.input_ids.max()) >= config.vocab_size:
         raise UserError(

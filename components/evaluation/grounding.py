@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from components.evaluation.scoring import Texts
 from components.evaluation.task_inputs import TaskSplit
+from components.io.progress import silent
 from models.albef.gradcam import gradcam_itc, gradcam_itm
 from models.albef.model import Albef
 
@@ -35,10 +36,6 @@ class Pointed(NamedTuple):
     scores: tuple[float, ...]
     peak: tuple[int, int] | None = None
     box: Box | None = None
-
-
-def _silent(items: int = 1) -> None:
-    return None
 
 
 def default_layer(model: Albef, mode: Mode) -> int:
@@ -110,7 +107,7 @@ def point(
     power: float = 0.5,
     batch_size: int = 32,
     device: str | torch.device = "cpu",
-    advance: Callable[[int], None] = _silent,
+    advance: Callable[[int], None] = silent,
 ) -> list[Pointed]:
     """The candidates of every item, ranked; items without candidates have none."""
     layer = default_layer(model, mode) if layer is None else layer

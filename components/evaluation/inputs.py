@@ -46,6 +46,14 @@ class RetrievalSplit:
             )
         self.image_size = image_size
 
+    def check_folds(self, folds: int | None) -> None:
+        """Raise UserError unless the pictures divide into so many folds."""
+        if folds and len(self) % folds:
+            raise UserError(
+                f"evaluate.folds is {folds}, which does not divide the {len(self)} pictures of {self.reader.folder}: "
+                "choose a divisor"
+            )
+
     def __len__(self) -> int:
         """Pictures."""
         return len(self.reader)

@@ -17,6 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from components.io.progress import silent
+
 MATCH = 1  # the ITM head's output that means "the two belong together"
 SORTED_BATCHES = 8  # batches of pairs that are sorted by length together: more pad less, but mix more pictures
 OUTSIDE = float("-inf")  # the score of a candidate outside the top k (the published code writes -100)
@@ -85,10 +87,6 @@ class ItmScores:
     text_to_image: Tensor
 
 
-def _silent(items: int = 1) -> None:
-    return None
-
-
 @torch.inference_mode()
 def score_itc(
     model: RetrievalModel,
@@ -97,7 +95,7 @@ def score_itc(
     *,
     batch_size: int = 64,
     device: str | torch.device = "cpu",
-    advance: Callable[[int], None] = _silent,
+    advance: Callable[[int], None] = silent,
 ) -> ItcScores:
     """Similarities of all pictures and captions, in batches of `batch_size` pictures, then of captions.
 
@@ -136,7 +134,7 @@ def rerank_itm(
     batch_size: int = 64,
     pair_batch_size: int = 64,
     device: str | torch.device = "cpu",
-    advance: Callable[[int], None] = _silent,
+    advance: Callable[[int], None] = silent,
 ) -> ItmScores:
     """Match logits of each query's `top_k` candidates by similarity (fewer where there are fewer candidates).
 

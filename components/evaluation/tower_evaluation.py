@@ -38,12 +38,15 @@ def evaluate_towers(
     model, sizes = load_tower_model(weights, device)
     with progress(f"evaluate {run}: encode", None) as advance:
         split = EncodedSplit(task / params.split, model, sizes, weights, device, advance=advance)
+    split.check_folds(params.folds)
     with progress(f"evaluate {run}: score", len(split)) as advance:
         if params.tower_candidates is None:
             scores = score_all(model.head, split, device=device, advance=advance)
+            vectors = embed_all(model.head, split, device=device)
             both = {name: (matrix.numpy(), matrix.T.numpy()) for name, matrix in scores.items()}
         else:
             found = score_candidates(model.head, split, params.tower_candidates, device=device, advance=advance)
+            vectors = found.images, found.texts
             both = {
                 name: (
                     with_tail(matrix, found.first).numpy(),
@@ -51,8 +54,8 @@ def evaluate_towers(
                 )
                 for name, matrix in found.image_to_text.items()
             }
-    images, texts = embed_all(model.head, split, device=device)
-    placed = embedding_map(images.numpy(), texts.numpy(), split.picture_of, pictures=params.tsne_pictures)
+    images, texts = (side.numpy() for side in vectors)
+    placed = embedding_map(images, texts, split.picture_of, pictures=params.tsne_pictures)
     chosen = main_score(list(both))
     beside = FIRST.get(chosen, chosen)
     about: dict[str, Any] = {"run": run, "task": task.name, "split": params.split, "model": sizes["kind"]}

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from components.data.tokenizer import load_tokenizer
 from components.evaluation.inputs import RetrievalSplit
-from components.evaluation.tower_scoring import Source, silent
+from components.evaluation.tower_scoring import Source
 from components.io.errors import UserError
+from components.io.progress import silent
 from components.training.augment import MEAN, STD
 from models.dual.config import DualConfig
 from models.dual.model import DualHead

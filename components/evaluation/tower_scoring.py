@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from components.evaluation.retrieval import recall_metrics, retrieval_ranks
 from components.evaluation.scoring import OUTSIDE
+from components.io.progress import silent
 
 ENSEMBLE = "ensemble"
 PICTURES, CAPTIONS = 128, 256  # of a block; the cross attention cuts further by its own byte budget
@@ -30,10 +31,6 @@ class Source(Protocol):
 
     def words(self, captions: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """Words (C, n, width) of each level, and their mask (C, n)."""
-
-
-def silent(items: int = 1) -> None:
-    """For callers that want no progress."""
 
 
 @torch.inference_mode()
@@ -84,6 +81,8 @@ class TwoStage(NamedTuple):
     first: Tensor  # (P, C) cosines that chose the candidates
     image_to_text: dict[str, Tensor]  # (P, C) each
     text_to_image: dict[str, Tensor]  # (C, P) each
+    images: Tensor  # (P, D) the global vectors
+    texts: Tensor  # (C, D)
 
 
 @torch.inference_mode()
@@ -127,7 +126,7 @@ def score_candidates(
     asking = torch.zeros_like(first.T, dtype=torch.bool).scatter_(
         1, first.T.topk(min(top, count), dim=1).indices, True
     )  # (C, P)
-    result = TwoStage(first, {}, {})
+    result = TwoStage(first, {}, {}, images, texts)
     for picture in range(count):
         regions = [level.to(device) for level in source.regions([picture])]
         wanted = torch.nonzero(asked[picture] | asking[:, picture])[:, 0].numpy()
@@ -144,7 +143,9 @@ def score_candidates(
                 result.image_to_text[name][picture, places[mine]] = row[mine]
                 result.text_to_image[name][places[theirs], picture] = row[theirs]
         advance(1)
-    return TwoStage(first, mean_of_directions(result.image_to_text), mean_of_directions(result.text_to_image))
+    return result._replace(
+        image_to_text=mean_of_directions(result.image_to_text), text_to_image=mean_of_directions(result.text_to_image)
+    )
 
 
 def main_score(names: Sequence[str]) -> str:

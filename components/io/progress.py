@@ -28,6 +28,10 @@ class Advance(Protocol):
     def __call__(self, items: int = 1, note: str = "") -> None: ...
 
 
+def silent(items: int = 1) -> None:
+    """An `advance` for callers that show no progress."""
+
+
 @contextmanager
 def progress(label: str, total: int | None, unit: str = "items", done: int = 0) -> Iterator[Advance]:
     """Show a long step on standard error. `done` items count as finished from an earlier, stopped run."""

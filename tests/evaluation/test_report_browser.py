@@ -34,7 +34,7 @@ MEASURE = """<!doctype html><body style="margin:0"><script>
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here to look at the page with: install the system's chromium")
 def test_hostile_texts_fit_every_screen(tmp_path, monkeypatch) -> None:
     captions = [f"{made.HOSTILE} {LONG} \u202eevil", *made.SPLIT.captions[1:]]
     split = made.Split(made.SPLIT.picture_ids, made.SPLIT.caption_ids, captions, made.SPLIT.picture_of)

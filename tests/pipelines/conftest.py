@@ -67,7 +67,7 @@ def make_project(folder: Path) -> Project:
     shutil.copyfile(fake, folder / fake.name)
     text = (ROOT / "dvc.yaml").read_text().replace("vlp run ", f"{sys.executable} -P {fake.name} ")
     (folder / "dvc.yaml").write_text("".join(line for line in text.splitlines(True) if not _is_shared_code(line)))
-    (folder / ".gitignore").write_text("/work/\n/ran.log\n")
+    (folder / ".gitignore").write_text("work/\n/ran.log\n")
     for command in (
         ["git", "init", "-q"],
         ["git", "add", "-A"],

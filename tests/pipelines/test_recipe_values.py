@@ -1,7 +1,6 @@
 """The published recipes against what the paper and its code say (ALBEF sections 3 and 5, appendix A, its configs)."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +93,9 @@ def test_what_belongs_to_one_task() -> None:
     assert params("refcoco_plus").prepare_tasks.tasks["refcoco_plus"].splits["test"] == ("testA", "testB")
 
 
-def test_rates_of_the_published_scheduler() -> None:
+def test_rates_of_the_published_scheduler(reference: Path) -> None:
     """The reference file holds the schedules that the published configs name."""
-    folder = Path(os.environ.get("VLP_REFERENCE_DIR", ROOT.parent / "shared" / "reference"))
-    path = folder / "albef" / "lr_schedules.json"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there (set VLP_REFERENCE_DIR)")
-    published = json.loads(path.read_text())
+    published = json.loads((reference / "albef" / "lr_schedules.json").read_text())
     names = {"VQA": "vqa", "NLVR": "nlvr2", "VE": "ve"}
     names |= {"Retrieval_coco": "retrieval_coco", "Retrieval_flickr": "retrieval_flickr30k"}
     for config, recipe in names.items():

@@ -190,6 +190,8 @@ def test_evaluate_writes_what_every_retrieval_run_has(task, cached, tmp_path):
     assert few["candidates"] == 3
     assert len(json.loads((tmp_path / "few" / "embedding.json").read_text())["captions"]) == 5
     assert np.isfinite(few["scores"]["ensemble"]["r_sum"])
+    with pytest.raises(UserError, match="folds is 2, which does not divide the 5 pictures"):
+        evaluate(EvaluateParams(split="val", folds=2), run="x", task=task, weights=weights, evaluation=tmp_path / "x")
     (weights / "model.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="damaged or not of its"):
         evaluate(EvaluateParams(split="val"), run="x", task=task, weights=weights, evaluation=tmp_path / "x")

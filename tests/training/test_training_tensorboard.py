@@ -50,7 +50,7 @@ def test_the_board_gets_the_curves_whole_after_a_resumption_too(boards, shards, 
 
 
 def test_the_true_package_writes_its_files(shards, pretrain_params, tmp_path):
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="optional, not in the lock: .venv/bin/uv pip install tensorboard")
     params = pretrain_params(tensorboard=True, max_steps=3)
     outcome = fit(PretrainingTask(params, shards), params, tmp_path / "run")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
