@@ -1,4 +1,4 @@
-"""Evaluating HAT, VITR or a dual encoder on one split of a retrieval task: all pictures against all captions."""
+"""Evaluating HAT, VITR or one of their baselines on one split of a retrieval task: all pictures against all captions."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ LABELS = {
     "t2i": "HAT (t-i)",
     ENSEMBLE: "HAT*, ensemble",
 }
+OWN = {"vse": "VSE∞", "vsrn": "VSRN++"}  # kinds whose only score is their own cosine
 FIRST = {ENSEMBLE: "t2i", "vitr": "similarity"}  # what stands beside the main score in every table and curve
 
 
@@ -58,10 +59,11 @@ def evaluate_towers(
     placed = embedding_map(images, texts, split.picture_of, pictures=params.tsne_pictures)
     chosen = main_score(list(both))
     beside = FIRST.get(chosen, chosen)
+    labels = LABELS | {"similarity": OWN.get(sizes["kind"], LABELS["similarity"])}
     about: dict[str, Any] = {"run": run, "task": task.name, "split": params.split, "model": sizes["kind"]}
     about |= {
         "image_size": sizes["image"]["image_size"],
-        "labels": {"itc": LABELS[beside], "itm": LABELS[chosen]},
+        "labels": {"itc": labels[beside], "itm": labels[chosen]},
         "candidates": params.tower_candidates,
         "scores": recalls(both, split.picture_of),
     }

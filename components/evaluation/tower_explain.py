@@ -27,7 +27,7 @@ def explain_towers(
 
     HAT: which regions each word attends to, at each level ("dog, level 2"); of its directions t-i where there are both.
     VITR: the regions that answer to the whole caption, then to each word. Maps run from a picture's least to its most
-    attended region. Raises ValueError for a dual encoder, which has no words.
+    attended region. Raises ValueError for a model that compares whole captions, such as a dual encoder.
     """
     assert model.image is not None
     assert model.text is not None
@@ -45,14 +45,14 @@ def explain_towers(
             for level, attention in zip(head.config.levels, levels, strict=True):
                 label = word if len(levels) == 1 else f"{word}, level {level}"
                 found.append((label, attention[:, pieces].mean(dim=1)))
-    elif isinstance(head, VitrHead):
+    elif isinstance(head, VitrHead) and head.config.relations:
         vitr = head.vitr
         aligned = vitr.align(vitr.reason(regions[-1]), vitr.word_projection(words[-1]), mask)
         attention = aligned.attention[0, 0]  # (k, n)
         found = [("the whole caption", heat_map(attention, mask[0]))]
         found += [(word, attention[:, pieces].mean(dim=1)) for word, pieces in places]
     else:
-        raise ValueError("a dual encoder compares whole captions, so its words have no heat")
+        raise ValueError("this model compares whole captions, so its words have no heat")
     shown = tuple(Word(label, heat_over(_square(weights), picture.size)) for label, weights in found)
     return Explanation(picture, caption, shown, float(scores[main_score(list(scores))]))
 

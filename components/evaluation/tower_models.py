@@ -23,6 +23,9 @@ from components.io.progress import silent
 from components.training.augment import MEAN, STD
 from models.dual.config import DualConfig
 from models.dual.model import DualHead
+from models.embedding.config import VseConfig, VsrnConfig
+from models.embedding.vse import VseHead
+from models.embedding.vsrn import VsrnHead
 from models.hat.config import HatHeadConfig
 from models.hat.model import HatHead
 from models.towers.config import ImageTowerConfig, TextTowerConfig
@@ -36,6 +39,8 @@ HEADS: dict[str, tuple[type[Any], type[Any]]] = {
     "linear": (DualConfig, DualHead),
     "hat": (HatHeadConfig, HatHead),
     "vitr": (VitrHeadConfig, VitrHead),
+    "vse": (VseConfig, VseHead),
+    "vsrn": (VsrnConfig, VsrnHead),
 }
 
 

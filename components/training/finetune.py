@@ -11,7 +11,7 @@ from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag, mo
 from components.io.errors import UserError
 from components.io.runtime import Runtime
 from components.training.settings import AugmentParams, ScheduleParams, TrainingParams
-from components.training.tower_runs import HatRun, LinearRun, TowerRun, VitrRun
+from components.training.tower_runs import HatRun, LinearRun, TowerRun, VitrRun, VseRun, VsrnRun
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]+$")]
 
@@ -139,7 +139,9 @@ Run = Annotated[
     | Annotated[VqaRun, Tag("vqa")]
     | Annotated[LinearRun, Tag("linear")]
     | Annotated[HatRun, Tag("hat")]
-    | Annotated[VitrRun, Tag("vitr")],
+    | Annotated[VitrRun, Tag("vitr")]
+    | Annotated[VseRun, Tag("vse")]
+    | Annotated[VsrnRun, Tag("vsrn")],
     Discriminator(_kind_of),
 ]
 

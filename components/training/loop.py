@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,13 +104,16 @@ def _ordered_sums(device: torch.device) -> Iterator[None]:
     Else the gradient of a gather (each picture's keys and values, for all its pairs) is summed in the order in which
     threads arrive. A GPU keeps its default: some of its operations have no ordered form.
     """
-    before = torch.are_deterministic_algorithms_enabled()
+    options: Any = torch.utils.deterministic
+    before, filled = torch.are_deterministic_algorithms_enabled(), options.fill_uninitialized_memory
     if device.type == "cpu":
         torch.use_deterministic_algorithms(True)
+        options.fill_uninitialized_memory = False  # a twentieth of a small step, against others' bugs
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+        options.fill_uninitialized_memory = filled
 
 
 def _uploads(params: TrainingParams, storage: Path) -> AbstractContextManager[Uploads | None]:

@@ -1,4 +1,4 @@
-"""Runs of `finetune` over two pre-trained towers: HAT, VITR and the dual encoder. Light to import: no torch here."""
+"""Runs of `finetune` over two pre-trained towers: HAT, VITR and their baselines. Light to import: no torch here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pydantic import Field, model_validator
 
 from components.training.settings import AugmentParams, ScheduleParams, TrainingParams
 from models.dual.config import DualConfig
+from models.embedding.config import VseConfig, VsrnConfig
 from models.hat.config import HatHeadConfig
 from models.vitr.head_config import VitrHeadConfig
 
-KINDS = ("linear", "hat", "vitr")
+KINDS = ("linear", "hat", "vitr", "vse", "vsrn")
 
 
 class TowerRun(TrainingParams, frozen=True, extra="forbid"):
@@ -104,3 +105,31 @@ class VitrRun(TowerRun, frozen=True, extra="forbid"):
     contrast_weight: float = Field(
         default=1.0, ge=0, le=1000, description="weight of the dual encoder's own loss, which the paper trains before"
     )
+
+
+class VseRun(TowerRun, frozen=True, extra="forbid"):
+    """VSE∞ on frozen towers, a baseline of VITR; the defaults are its own for region features."""
+
+    kind: Literal["vse"] = Field(default="vse", description="what is learned")
+    epochs: int = Field(default=25, ge=1, le=100_000, description="passes over all captions")
+    batch_size: int = Field(default=128, ge=2, le=1_000_000, description="pairs a step, over all workers together")
+    schedule: ScheduleParams = Field(
+        default=ScheduleParams(kind="late_decay", lr=5e-4, warmup_lr=5e-4, warmup_iterations=0, decay_epochs=15),
+        description="learning rate",
+    )
+    head: VseConfig = Field(default=VseConfig(), description="what stands on the towers")
+    margin: float = Field(default=0.2, ge=0, le=100, description="of the triplet loss with hardest negatives")
+
+
+class VsrnRun(TowerRun, frozen=True, extra="forbid"):
+    """VSRN++ on frozen towers, a baseline of VITR, without its caption generator; the defaults are its own."""
+
+    kind: Literal["vsrn"] = Field(default="vsrn", description="what is learned")
+    epochs: int = Field(default=30, ge=1, le=100_000, description="passes over all captions")
+    batch_size: int = Field(default=128, ge=2, le=1_000_000, description="pairs a step, over all workers together")
+    schedule: ScheduleParams = Field(
+        default=ScheduleParams(kind="late_decay", lr=2e-4, warmup_lr=2e-4, warmup_iterations=0, decay_epochs=15),
+        description="learning rate",
+    )
+    head: VsrnConfig = Field(default=VsrnConfig(), description="what stands on the towers")
+    margin: float = Field(default=0.2, ge=0, le=100, description="of the triplet loss with hardest negatives")

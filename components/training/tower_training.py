@@ -1,4 +1,4 @@
-"""HAT, VITR and the dual encoder as tasks of the loop, and the weights folder that they leave."""
+"""HAT, VITR and their baselines as tasks of the loop, and the weights folder that they leave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from models.vitr.head import VitrHead
 from models.vitr.lseh import lseh_loss
 
 if TYPE_CHECKING:
-    from components.training.tower_runs import HatRun, LinearRun, TowerRun, VitrRun
+    from components.training.tower_runs import HatRun, LinearRun, TowerRun, VitrRun, VseRun, VsrnRun
 
 METRICS_FILE = "metrics.json"
 
@@ -116,10 +116,10 @@ class LinearTask(TowerTask):
         return {"loss_contrast": info_nce(scores["similarity"], batch.image_ids, self.model.head.scale)}
 
 
-class HatTask(TowerTask):
-    """The triplet loss with hardest negatives, of each direction (HAT section 4.1)."""
+class TripletTask(TowerTask):
+    """The triplet loss with hardest negatives: of each direction of HAT (section 4.1), of VSE∞ and of VSRN++."""
 
-    run: HatRun
+    run: HatRun | VseRun | VsrnRun
 
     def judge(self, scores: dict[str, Tensor], batch: TowerBatch) -> dict[str, Tensor]:
         return {
@@ -151,7 +151,13 @@ class VitrTask(TowerTask):
         return {"loss_lseh": loss.mean(), "loss_contrast": contrast}
 
 
-TASKS: dict[str, Any] = {"linear": LinearTask, "hat": HatTask, "vitr": VitrTask}
+TASKS: dict[str, Any] = {
+    "linear": LinearTask,
+    "hat": TripletTask,
+    "vitr": VitrTask,
+    "vse": TripletTask,
+    "vsrn": TripletTask,
+}
 
 
 def train_tower_run(

@@ -26,3 +26,6 @@ class VitrConfig(BaseModel, frozen=True, extra="forbid"):
         default="first", description="eq. 18: which hidden state of the GRU is scored; the paper prints the first"
     )
     share_steps: bool = Field(default=False, description="one set of parameters for all repetitions of a graph")
+    relations: bool = Field(
+        default=True, description="false: VITR-NoRel (table 7), a GRU sums up the regions and another the words"
+    )

@@ -22,4 +22,7 @@ class VitrHeadConfig(BaseModel, frozen=True, extra="forbid"):
     read_state: Literal["first", "last"] = Field(default="first", description="eq. 18: which state of the GRU is read")
     share_steps: bool = Field(default=False, description="one set of parameters for all repetitions of a graph")
     use_global: bool = Field(default=True, description="false: VITR-NoViT, without the global vectors")
+    relations: bool = Field(
+        default=True, description="false: VITR-NoRel, where a GRU sums up the regions and another the words"
+    )
     temperature: float = Field(default=0.05, gt=0, le=10, description="of the dual encoder's contrastive loss")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from models.vitr.config import VitrConfig
 
@@ -83,7 +84,13 @@ class Vitr(nn.Module):
             distinct = min(count, 1) if config.share_steps else count
             return nn.ModuleList(make(*sizes) for _ in range(distinct))
 
-        self.reasoning = steps(RelationalReasoning, config.reasoning_steps, config.regions, config.local_width)
+        width = config.local_width
+        self.reasoning = nn.ModuleList()
+        if config.relations:
+            self.reasoning = steps(RelationalReasoning, config.reasoning_steps, config.regions, width)
+        else:
+            self.region_gru = nn.GRU(width, width, batch_first=True)
+            self.word_gru = nn.GRU(width, width, batch_first=True)
         self.global_join = nn.Linear(config.global_width, config.join_width)  # eq. 14
         self.local_join = nn.Linear(config.local_width, config.join_width)  # eq. 15
         self.fusion = steps(FusionGraph, config.fusion_steps, config.join_width, config.fusion)
@@ -111,6 +118,14 @@ class Vitr(nn.Module):
         norm = positive.square().sum(dim=3, keepdim=True).clamp(min=TINY).sqrt()  # over the caption's words
         attention = (self.config.gamma * positive / norm).softmax(dim=2)  # over regions   eq. 10, 11
         return Alignment(attention, torch.einsum("pckn,pkd->pcnd", attention, reasoned))  # eq. 9
+
+    def sum_up(self, regions: Tensor, words: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """VITR-NoRel's part of the picture (P, 1, 1, d3), caption (C, 1, d3) and mask (C, 1): one local node a pair."""
+        lengths = mask.sum(dim=1).cpu()
+        packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
+        picture = self.region_gru(self.region_projection(regions))[1][0]  # (P, d3)
+        caption = self.word_gru(packed)[1][0]  # (C, d3)
+        return picture[:, None, None], caption[:, None], mask.new_ones(len(mask), 1)
 
     def join(self, aligned: Tensor, words: Tensor, image_global: Tensor, text_global: Tensor) -> Tensor:
         """The graph's first nodes (P, C, n + 1, d4), the global one first: eq. 12 to 15."""
@@ -157,7 +172,10 @@ class Vitr(nn.Module):
         if not bool(mask.bool().any(dim=1).all()):
             raise ValueError("a caption has no word: leave it out before scoring")
         projected = self.word_projection(words)  # (C, n, d3)
-        aligned = self.align(self.reason(regions), projected, mask).aligned
+        if self.config.relations:
+            aligned = self.align(self.reason(regions), projected, mask).aligned
+        else:
+            aligned, projected, mask = self.sum_up(regions, projected, mask)
         nodes = self.join(aligned, projected, image_global, text_global)
         return self.read(self.fuse(nodes, mask), mask)
 

@@ -21,9 +21,11 @@ def inputs(pictures=2, captions=3, words=4):
 @pytest.mark.parametrize("fusion", ["self", "neighbour"])
 @pytest.mark.parametrize("read_state", ["first", "last"])
 @pytest.mark.parametrize("share_steps", [False, True])
-def test_padding_changes_nothing(fusion, read_state, share_steps):
+@pytest.mark.parametrize("relations", [True, False])
+def test_padding_changes_nothing(fusion, read_state, share_steps, relations):
     torch.manual_seed(0)
-    model = Vitr(VitrConfig(**SMALL, fusion=fusion, read_state=read_state, share_steps=share_steps))
+    readings = {"fusion": fusion, "read_state": read_state, "share_steps": share_steps, "relations": relations}
+    model = Vitr(VitrConfig(**SMALL, **readings))
     regions, image_global, words, mask, text_global = inputs()
     scores = model(regions, image_global, words, mask, text_global)
     assert scores.shape == (2, 3)

@@ -1,0 +1,1 @@
+"""Baselines of VITR that embed each side by itself: VSE∞ and VSRN++."""
