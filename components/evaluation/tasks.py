@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def evaluate_task(
     texts = split.texts(weights, params.max_tokens)
     judge = {"vqa": _vqa, "entailment": _classes, "nlvr2": _classes, "grounding": _grounding}[kind]
     with progress(f"evaluate {run}: {kind}", len(split), "items") as advance:
-        verdicts, metrics = judge(params, kind, model, split, texts, weights, device, advance)
+        verdicts, metrics = judge(Asked(params, kind, model, split, texts, weights, device, advance))
     about = {"run": run, "task": task.name, "kind": kind, "split": params.split, "items": len(split)}
     about["image_size"] = config.image_size
     if kind == "vqa":
@@ -97,21 +98,32 @@ def load_task_model(
     return model.eval().to(device), config
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A model, what it is asked, and how."""
+
+    params: EvaluateParams
+    kind: str
+    model: Any
+    split: TaskSplit
+    texts: Texts
+    weights: Path
+    device: str
+    advance: Callable[[int], None]
+
+    @property
+    def running(self) -> dict[str, Any]:
+        """How the model is run over the items."""
+        return {"batch_size": self.params.batch_size, "device": self.device, "advance": self.advance}
+
+
 Judged = tuple[list[Verdict], dict[str, Any]]
 
 
-def _classes(
-    params: EvaluateParams,
-    kind: str,
-    model: Any,
-    split: TaskSplit,
-    texts: Texts,
-    weights: Path,
-    device: str,
-    advance: Callable[[int], None],
-) -> Judged:
-    logits = class_logits(model, split, texts, batch_size=params.batch_size, device=device, advance=advance)
-    labels, names = np.array(split.items.column("label"), np.int64), CLASSES[kind]
+def _classes(asked: Asked) -> Judged:
+    split = asked.split
+    logits = class_logits(asked.model, split, asked.texts, **asked.running)
+    labels, names = np.array(split.items.column("label"), np.int64), CLASSES[asked.kind]
     ranks, best = label_ranks(logits, labels), logits.argmax(axis=1)
     sure = np.exp(logits.max(axis=1) - np.logaddexp.reduce(logits, axis=1))
     verdicts = [
@@ -126,28 +138,21 @@ def _classes(
         for item in range(len(split))
     ]
     metrics = class_metrics(logits, labels, names)
-    if kind == "nlvr2":
+    if asked.kind == "nlvr2":
         metrics |= sentence_consistency(logits.argmax(axis=1) == labels, split.items.column("text"))
-    return verdicts, metrics | ({"note": NOTES[kind]} if kind in NOTES else {})
+    return verdicts, metrics | ({"note": NOTES[asked.kind]} if asked.kind in NOTES else {})
 
 
-def _vqa(
-    params: EvaluateParams,
-    kind: str,
-    model: Any,
-    split: TaskSplit,
-    texts: Texts,
-    weights: Path,
-    device: str,
-    advance: Callable[[int], None],
-) -> Judged:
+def _vqa(asked: Asked) -> Judged:
+    split = asked.split
+    params = asked.params
     candidates = read_answers(split.folder.parent)
-    common: dict[str, Any] = {"batch_size": params.batch_size, "device": device, "advance": advance}
-    common |= {"max_answer_tokens": params.max_answer_tokens}
+    given = (asked.model, split, asked.texts, asked.weights)
+    how = asked.running | {"max_answer_tokens": params.max_answer_tokens}
     if params.answers == "generate":
-        answers = generate_answers(model, split, texts, weights, **common)
+        answers = generate_answers(*given, **how)
     else:
-        answers = rank_answers(model, split, texts, weights, candidates, top_k=params.answer_top_k, **common)
+        answers = rank_answers(*given, candidates, top_k=params.answer_top_k, **how)
     people, types = split.items.column("answers"), split.items.column("type")
     verdicts = []
     for item, answer in enumerate(answers):
@@ -163,27 +168,18 @@ def _vqa(
     }
 
 
-def _grounding(
-    params: EvaluateParams,
-    kind: str,
-    model: Any,
-    split: TaskSplit,
-    texts: Texts,
-    weights: Path,
-    device: str,
-    advance: Callable[[int], None],
-) -> Judged:
+def _grounding(asked: Asked) -> Judged:
+    split = asked.split
+    params = asked.params
     try:
         pointed = point(
-            model,
+            asked.model,
             split,
-            texts,
+            asked.texts,
             mode=params.gradcam,
             layer=params.gradcam_layer,
             power=params.gradcam_area_power,
-            batch_size=params.batch_size,
-            device=device,
-            advance=advance,
+            **asked.running,
         )
     except ValueError as error:
         raise UserError(f"evaluate.gradcam_layer: {error}") from None

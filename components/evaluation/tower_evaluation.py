@@ -1,4 +1,4 @@
-"""Evaluating HAT, VITR or one of their baselines on one split of a retrieval task: all pictures against all captions."""
+"""Evaluating HAT, VITR or a baseline of theirs on a split of a retrieval task: all pictures against all captions."""
 
 from __future__ import annotations
 

@@ -105,8 +105,8 @@ def _dataset_rows(metrics: Mapping[str, Any], paper: Mapping[str, Any]) -> list[
 def _unknown(metrics: Mapping[str, Any], name: str, paper: Mapping[str, Any]) -> str:
     known = ", ".join(sorted({row["dataset"] for row in paper["results"]})) or "none"
     return (
-        f"Not comparable with {name.upper()}'s tables: no number of theirs here is of a task {metrics.get('task')!s} "
-        f"(known: {known})."
+        f"Not comparable with {name.upper()}'s tables: a task {metrics.get('task')!s} stands in none of them "
+        f"(they have {known})."
     )
 
 
