@@ -30,7 +30,7 @@ from models.hat.config import HatHeadConfig
 from models.hat.model import HatHead
 from models.towers.config import ImageTowerConfig, TextTowerConfig
 from models.towers.image import ImageTower
-from models.towers.text import TextTower
+from models.towers.text import TextTower, UpperLayers
 from models.vitr.head import VitrHead
 from models.vitr.head_config import VitrHeadConfig
 
@@ -53,7 +53,7 @@ def make_head(kind: str, config: Any, image_widths: Sequence[int], text_widths: 
 class TowerModel(nn.Module):
     """A head, and the towers where they are needed: not while their outputs are cached."""
 
-    def __init__(self, head: nn.Module, image: ImageTower | None, text: TextTower | None) -> None:
+    def __init__(self, head: nn.Module, image: ImageTower | None, text: TextTower | UpperLayers | None) -> None:
         super().__init__()
         self.head, self.image, self.text = head, image, text
 
@@ -69,7 +69,10 @@ class TowerModel(nn.Module):
         if images is not None:
             assert self.image is not None
             regions = self.image(images)
-        if input_ids is not None:
+        if isinstance(self.text, UpperLayers):
+            if next(self.text.parameters()).requires_grad:  # else it rests, and its outputs are cached
+                words = [*words[: self.text.level], *self.text(words[self.text.level - 1], mask)]
+        elif input_ids is not None:
             assert self.text is not None
             words = self.text(input_ids, mask)
         scores: dict[str, Tensor] = self.head(regions, words, mask.bool())
@@ -137,7 +140,7 @@ class EncodedSplit(RetrievalSplit):
                 self._read_pictures(model.image, device)
             ids, mask = load_tokenizer(tokenizer).encode_batch(self.captions, int(sizes["max_tokens"]))
             self.lengths: NDArray[np.int64] = mask.sum(dim=1).numpy()
-            if model.text is not None:
+            if isinstance(model.text, TextTower):
                 self._read_captions(model.text, ids, mask, device)
 
     def _read_pictures(self, tower: ImageTower, device: str | torch.device) -> None:

@@ -16,8 +16,9 @@ from components.data.tokenizer import load_tokenizer
 from components.io.errors import UserError
 from components.io.records import sha256_file
 from components.io.shards import ShardReader
-from components.training.data import Draw, PairData
-from components.training.feature_store import MANIFEST_FILE, FeatureReader
+from components.training.augment import SIDES
+from components.training.data import VIEW, Draw, PairData
+from components.training.feature_store import MANIFEST_FILE, MIRRORED, FeatureReader
 from components.training.settings import AugmentParams
 
 FIXED = 5  # tensors before the levels
@@ -77,6 +78,7 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
 
     Epochs before `freeze_epochs` are of the features in ``features/train``; later ones have in their place the pictures
     in `records` where `learn` names "image", and token ids where it names "text".
+    Where ``features`` holds mirror images and `augment` flips, half of the samples are read from those.
     With `pooled` the features are the mean region and word of the last level, as if there were one of each.
     Raises UserError when the features are not whole, or not of these records.
     """
@@ -135,7 +137,7 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
     def _batch(self, draw: Draw, fresh: Sequence[str]) -> TowerBatch:
         captions = np.array(draw.samples, np.int64)
         pictures = self.features.picture_of[captions]
-        images, regions = torch.zeros(0, 3, 1, 1, dtype=torch.uint8), self._regions(pictures)
+        images, regions = torch.zeros(0, 3, 1, 1, dtype=torch.uint8), self._regions(pictures, self._mirrored(draw))
         if "image" in fresh:
             drawn: Any = self.pictures[draw]
             if isinstance(drawn, UserError):
@@ -152,13 +154,26 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
             images, ids, mask.long(), torch.from_numpy(pictures), torch.from_numpy(captions), *regions, *words
         )
 
-    def _regions(self, pictures: NDArray[np.int64]) -> list[Tensor]:
+    def _mirrored(self, draw: Draw) -> NDArray[np.bool_]:
+        """Of which samples the mirror image is read, (B,): half of them where it was kept and they may be flipped."""
+        augment = self.pictures.augment
+        if not (self.features.mirrored and augment.flip):
+            return np.zeros(len(draw.samples), np.bool_)
+        draws = [np.random.default_rng((self.pictures.seed, VIEW, draw.epoch, one)).random() for one in draw.samples]
+        allowed = [augment.flip_with_sides or not SIDES.search(self._captions[sample]) for sample in draw.samples]
+        return (np.array(draws) < 0.5) & np.array(allowed)
+
+    def _regions(self, pictures: NDArray[np.int64], mirrored: NDArray[np.bool_]) -> list[Tensor]:
         if not self.pooled:
-            return self.features.regions(pictures)
-        return [self.features.pooled()[0][torch.from_numpy(pictures)][:, None]]
+            return self.features.regions(pictures, mirrored)
+        means = self.features.pooled_regions()[torch.from_numpy(pictures)]
+        if mirrored.any():
+            turned = torch.from_numpy(mirrored)
+            means[turned] = self.features.pooled_regions(MIRRORED)[torch.from_numpy(pictures)[turned]]
+        return [means[:, None]]
 
     def _words(self, captions: NDArray[np.int64]) -> tuple[list[Tensor], Tensor]:
         if not self.pooled:
             return self.features.words(captions)
-        words = self.features.pooled()[1][torch.from_numpy(captions)][:, None]
+        words = self.features.pooled_words()[torch.from_numpy(captions)][:, None]
         return [words], torch.ones(len(captions), 1, dtype=torch.bool)

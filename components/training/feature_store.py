@@ -1,7 +1,8 @@
 """Cached outputs of frozen towers: how they lie on disk, and reading them by picture and caption.
 
 Per split: ``captions.parquet`` (a row per picture: id, captions, row_ids) and, per part of so many pictures,
-``PART-regions-LEVEL.npy`` (pictures, k, width) float16, ``PART-words-LEVEL.npy`` (tokens, width) float16, all captions
+``PART-regions-LEVEL.npy`` (pictures, k, width) float16, the same as ``PART-mirrored-LEVEL.npy`` of their mirror images
+where `features` was asked for them, ``PART-words-LEVEL.npy`` (tokens, width) float16, all captions
 one after the other, and ``PART-lengths.npy`` (captions,) int32 tokens. ``manifest.json`` comes last.
 """
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 TOWERS_FILE, WEIGHTS_FILE = "towers.json", "towers.safetensors"
 MANIFEST_FILE, CAPTIONS_FILE = "manifest.json", "captions.parquet"
+TRAIN = "train"
+REGIONS, MIRRORED, WORDS = "regions", "mirrored", "words"  # regions of pictures as they are, of mirror images; words
 SEMANTIC_FILE = "semantic.npy"  # (C, d5) float32: LSEH's reduced term vectors
 
 
@@ -75,13 +78,14 @@ def assemble_features(
             for path in sorted(source.glob("*.npy")):
                 _link(path, folder / f"{number:05d}-{path.name}")
                 files.append(f"{number:05d}-{path.name}")
-        if params.semantic_values and split == "train":
+        if params.semantic_values and split == TRAIN:
             _write_semantic(reader, params.semantic_values, folder / SEMANTIC_FILE)
             files.append(SEMANTIC_FILE)
         content = {
             "rows": [part.stop - part.start for part, _, _ in mine],
             "tokens": [report["tokens"] for _, _, report in mine],
             "levels": mine[0][2]["levels"],
+            "mirrored": params.mirrored and split == TRAIN,
             "files": {name: sha256_file(folder / name) for name in [CAPTIONS_FILE, *files]},
         }
         _write_json(folder / MANIFEST_FILE, content)
@@ -124,6 +128,7 @@ class FeatureReader:
         try:
             content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
             self.rows, self.levels = list(content["rows"]), int(content["levels"])
+            self.mirrored = bool(content["mirrored"])
             table = pq.read_table(folder / CAPTIONS_FILE)
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowInvalid) as error:
             raise UserError(f"{folder} holds no features ({error}): run the stage features first") from None
@@ -139,7 +144,7 @@ class FeatureReader:
             raise UserError(f"{folder} is not whole: run the stage features again")
         self._caption_starts = np.cumsum([0, *(len(one) for one in self._lengths)])
         self._maps: dict[str, NDArray[np.float16]] = {}
-        self._pooled: tuple[Tensor, Tensor] | None = None
+        self._pooled: dict[str, Tensor] = {}  # computed once
 
     def __len__(self) -> int:
         """Pictures."""
@@ -150,14 +155,18 @@ class FeatureReader:
         """All captions, in order."""
         return [caption for captions in self.captions_of for caption in captions]
 
-    def regions(self, pictures: Sequence[int] | NDArray[np.int64], levels: Sequence[int] | None = None) -> list[Tensor]:
-        """Regions (P, k, width) float32 of each level, or of `levels` (from 0), others being empty (P, 0, width)."""
+    def regions(
+        self, pictures: Sequence[int] | NDArray[np.int64], mirrored: NDArray[np.bool_] | None = None
+    ) -> list[Tensor]:
+        """Regions (P, k, width) float32 of each level; of the mirror image where `mirrored` (P,) says so."""
         places = [self._place(int(picture), self._starts) for picture in pictures]
+        kinds = [
+            MIRRORED if turned else REGIONS for turned in (mirrored if mirrored is not None else [False] * len(places))
+        ]
         found = []
         for level in range(self.levels):
-            rows = [self._map(part, f"regions-{level}")[row] for part, row in places]
-            block = np.stack(rows) if levels is None or level in levels else np.stack([row[:0] for row in rows])
-            found.append(torch.from_numpy(block.astype(np.float32)))
+            rows = [self._map(part, f"{kind}-{level}")[row] for kind, (part, row) in zip(kinds, places, strict=True)]
+            found.append(torch.from_numpy(np.stack(rows).astype(np.float32)))
         return found
 
     def words(self, captions: Sequence[int] | NDArray[np.int64]) -> tuple[list[Tensor], Tensor]:
@@ -176,20 +185,28 @@ class FeatureReader:
             found.append(torch.from_numpy(block))
         return found, mask
 
-    def pooled(self) -> tuple[Tensor, Tensor]:
-        """The mean region (N, width) and the mean word (C, width) of the last level, float32; computed once."""
-        if self._pooled is None:
-            level = self.levels - 1
-            regions, words = [], []
+    def pooled_regions(self, kind: str = REGIONS) -> Tensor:
+        """The mean region (N, width) of the last level, float32, of pictures or of their mirror images."""
+        if kind not in self._pooled:
+            means = []
             for part in range(len(self.rows)):
-                block = self._map(part, f"regions-{level}")
-                regions += [block[at : at + 256].astype(np.float32).mean(axis=1) for at in range(0, len(block), 256)]
+                block = self._map(part, f"{kind}-{self.levels - 1}")
+                means += [block[at : at + 256].astype(np.float32).mean(axis=1) for at in range(0, len(block), 256)]
+            self._pooled[kind] = torch.from_numpy(np.concatenate(means))
+        return self._pooled[kind]
+
+    def pooled_words(self) -> Tensor:
+        """The mean word (C, width) of the last level, float32."""
+        if WORDS not in self._pooled:
+            means = []
+            for part in range(len(self.rows)):
                 starts = self._token_starts(part)
                 if len(starts) > 1:
-                    sums = np.add.reduceat(self._map(part, f"words-{level}").astype(np.float32), starts[:-1], axis=0)
-                    words.append(sums / self._lengths[part].astype(np.float32)[:, None])
-            self._pooled = torch.from_numpy(np.concatenate(regions)), torch.from_numpy(np.concatenate(words))
-        return self._pooled
+                    words = self._map(part, f"{WORDS}-{self.levels - 1}").astype(np.float32)
+                    sums = np.add.reduceat(words, starts[:-1], axis=0)
+                    means.append(sums / self._lengths[part].astype(np.float32)[:, None])
+            self._pooled[WORDS] = torch.from_numpy(np.concatenate(means))
+        return self._pooled[WORDS]
 
     def _token_starts(self, part: int) -> NDArray[np.int64]:
         key = f"{part}-starts"
@@ -212,4 +229,4 @@ class FeatureReader:
         return part, index - int(starts[part])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": {}, "_pooled": None}  # a memory map is this process's own
+        return {**self.__dict__, "_maps": {}, "_pooled": {}}  # a memory map is this process's own

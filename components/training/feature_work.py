@@ -19,7 +19,7 @@ from torch import Tensor
 from components.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from components.io.errors import UserError
 from components.io.shards import ShardReader
-from components.training.feature_store import TOWERS_FILE, WEIGHTS_FILE, Part
+from components.training.feature_store import MIRRORED, REGIONS, TOWERS_FILE, TRAIN, WEIGHTS_FILE, Part
 from components.training.tower_files import TIMM, TRANSFORMERS, locate, read_tensors
 from models.towers.config import ImageTowerConfig, TextTowerConfig
 from models.towers.image import ImageTower
@@ -131,13 +131,16 @@ def extract(params: TowersParams, towers: Path, task: Path, part: Part, folder: 
     np.save(folder / "lengths.npy", lengths)
 
     size = params.image.image_size
-    parts: list[list[NDArray[np.float16]]] = [[] for _ in params.image.stages]
+    kinds = (REGIONS, MIRRORED) if params.mirrored and part.split == TRAIN else (REGIONS,)
+    parts: dict[str, list[NDArray[np.float16]]] = {}
     for start in range(0, len(pictures), params.batch_size):
         batch = torch.stack([view(reader, index, size) for index in pictures[start : start + params.batch_size]])
-        for found, level in zip(parts, image(batch.to(device).float() / 255), strict=True):
-            found.append(level.half().cpu().numpy())
-    for number, found in enumerate(parts):
-        np.save(folder / f"regions-{number}.npy", np.concatenate(found))
+        for kind in kinds:
+            seen = batch if kind == REGIONS else batch.flip(3)
+            for number, level in enumerate(image(seen.to(device).float() / 255)):
+                parts.setdefault(f"{kind}-{number}", []).append(level.half().cpu().numpy())
+    for name, found in parts.items():
+        np.save(folder / f"{name}.npy", np.concatenate(found))
     return {"tokens": int(lengths.sum()), "levels": len(params.text.take)}
 
 

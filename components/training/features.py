@@ -43,6 +43,10 @@ class TowersParams(BaseModel, frozen=True, extra="forbid"):
         default=0, ge=0, le=100_000, description="d5 of VITR's LSEH (eq. 22), fitted on all captions of train; 0: none"
     )
     seed: int = Field(default=0, ge=0, lt=2**32, description="of random weights")
+    mirrored: bool = Field(
+        default=False,
+        description="keep train's pictures mirrored too: runs with augment.flip then see either",
+    )
     batch_size: int = Field(default=32, ge=1, le=65_536, description="pictures or captions a pass")
     pictures_per_part: int = Field(
         default=500, ge=1, le=1_000_000, description="pictures that are finished once and for all at a time"

@@ -34,12 +34,20 @@ class TowerRun(TrainingParams, frozen=True, extra="forbid"):
         min_length=1,
         description="the towers that learn after freeze_epochs; of the other, cached features are read throughout",
     )
+    learn_above: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="of the text tower only the layers above this level learn, from its cached words, in a part of the "
+        "time; 0: all of it",
+    )
     tower_rate: float = Field(
         default=1.0, gt=0, le=1, description="the towers' learning rate, as a share of the schedule's"
     )
     augment: AugmentParams = Field(
         default=AugmentParams(crop_scale=(0.5, 1.0), randaugment_operations=0),
-        description="augmentation of training pictures, once the towers learn",
+        description="augmentation of training pictures, once the image tower learns; before, no more than flips, where "
+        "the features were kept mirrored too",
     )
     keep_weights: Literal["best", "last"] = Field(
         default="best", description="the weights of the epoch that is best on val, or the last epoch's"

@@ -24,6 +24,7 @@ from components.training.feature_work import load_towers
 from components.training.loop import EXPORT, Outcome, Worker, fit
 from models.dual.model import DualHead, info_nce
 from models.hat.loss import hardest_triplet_loss
+from models.towers.text import TextTower, UpperLayers
 from models.vitr.head import VitrHead
 from models.vitr.lseh import lseh_loss
 
@@ -52,7 +53,13 @@ class TowerTask:
             raise UserError(f"{self.label}.head does not fit {features}: {error}") from None
         self.towers = (image, text)
         learn = run.learn if run.epochs > run.freeze_epochs else ()
-        self.model = TowerModel(head, image if "image" in learn else None, text if "text" in learn else None)
+        learner: TextTower | UpperLayers | None = text if "text" in learn else None
+        if learner is not None and run.learn_above:
+            try:
+                learner = text.above(run.learn_above)
+            except ValueError as error:
+                raise UserError(f"{self.label}.learn_above does not fit {features}: {error}") from None
+        self.model = TowerModel(head, image if "image" in learn else None, learner)
         self.rates = dict.fromkeys(self.frozen, run.tower_rate)
         self.val = FeatureReader(features / "val") if val is not None else None
         self.val_records = val
@@ -61,8 +68,8 @@ class TowerTask:
             features,
             train,
             freeze_epochs=run.freeze_epochs,
-            learn=run.learn,
-            pooled=self.pooled,
+            learn=[tower for tower in run.learn if tower != "text" or not run.learn_above],
+            pooled=self.pooled and not run.learn_above,
             image_size=self.sizes["image"]["image_size"],
             max_tokens=self.sizes["max_tokens"],
             augment=run.augment,
@@ -91,9 +98,8 @@ class TowerTask:
         if any(weight.requires_grad for tower in towers for weight in tower.parameters()):
             from components.evaluation.tower_models import EncodedSplit
 
-            source = EncodedSplit(
-                self.val_records, self.model.eval(), self.sizes, self.val.folder.parent, device, cached=self.val
-            )
+            whole = TowerModel(self.model.head, self.model.image, self.towers[1] if self.model.text else None).eval()
+            source = EncodedSplit(self.val_records, whole, self.sizes, self.val.folder.parent, device, cached=self.val)
         count = self.run.validate_pictures
         scores = score_all(self.model.head, source, pictures=count, device=device)
         chosen = self.val.picture_of[self.val.picture_of < (count or len(self.val))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import BertConfig, BertModel
@@ -25,6 +26,39 @@ class TextTower(nn.Module):
         else:
             states = self.net(input_ids, mask)
         return [states[layer] for layer in self.config.take]
+
+    def above(self, level: int) -> UpperLayers:
+        """The layers above the `level`-th chosen one, from 1; their weights are this tower's.
+
+        Raises ValueError for a GRU, and where no chosen layer lies above.
+        """
+        if self.config.kind != "bert":
+            raise ValueError("only a Transformer learns from a level on: set learn_above to 0")
+        if not 0 < level < len(self.config.take):
+            raise ValueError(
+                f"above level {level} of {len(self.config.take)} there is none: choose 1 or more, and less"
+            )
+        return UpperLayers(self, level)
+
+
+class UpperLayers(nn.Module):
+    """A Transformer from the outputs of one of its chosen layers on."""
+
+    def __init__(self, tower: TextTower, level: int) -> None:
+        super().__init__()
+        self.level, self.start = level, tower.config.take[level - 1]
+        self.take = tower.config.take[level:]
+        self.layers = nn.ModuleList(tower.net.encoder.layer[self.start :])  # type: ignore[union-attr,index]
+
+    def forward(self, words: Tensor, mask: Tensor) -> list[Tensor]:
+        """Outputs (B, n, width) of layer `level` and mask (B, n) to the outputs of each chosen layer above it."""
+        hidden = words.new_zeros(mask.shape).masked_fill(~mask.bool(), torch.finfo(words.dtype).min)[:, None, None]
+        found = []
+        for number, layer in enumerate(self.layers, self.start + 1):
+            words = layer(words, attention_mask=hidden)
+            if number in self.take:
+                found.append(words)
+        return found
 
 
 def _bert(config: TextTowerConfig) -> BertModel:

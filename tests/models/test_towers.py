@@ -61,6 +61,27 @@ def test_words_do_not_depend_on_padding(kind):
         torch.testing.assert_close(level[:1, :4], one, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_upper_layers_go_on_where_the_lower_ones_stopped(level):
+    torch.manual_seed(0)
+    tower = TextTower(TextTowerConfig.model_validate(TINY_TEXT | {"take": (1, 2, 3)})).eval()
+    ids = torch.tensor([[2, 7, 9, 3, 0, 0], [2, 5, 8, 11, 6, 3]])
+    mask = (ids != 0).long()
+    whole = tower(ids, mask)
+    upper = tower.above(level)(whole[level - 1], mask)
+    assert len(upper) == 3 - level
+    for own, want in zip(upper, whole[level:], strict=True):
+        torch.testing.assert_close(own[mask.bool()], want[mask.bool()])
+
+
+def test_levels_that_nothing_lies_above():
+    tower = TextTower(TextTowerConfig.model_validate(TINY_TEXT | {"take": (1, 3)}))
+    with pytest.raises(ValueError, match="above level 2 of 2 there is none"):
+        tower.above(2)
+    with pytest.raises(ValueError, match="only a Transformer learns from a level on"):
+        TextTower(TextTowerConfig.model_validate(TINY_TEXT | {"kind": "gru", "take": (1, 3)})).above(1)
+
+
 def test_lite_names_become_timms():
     tower = ImageTower(ImageTowerConfig(model="tf_efficientnet_lite0", image_size=64, stages=(6,)))
     state = tower.net.state_dict()

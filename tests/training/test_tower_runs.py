@@ -107,7 +107,7 @@ def test_features_are_what_the_towers_say(task, cached):
 
 def test_pooled_features_are_the_means(cached):
     reader = FeatureReader(cached / "train")
-    regions, words = reader.pooled()
+    regions, words = reader.pooled_regions(), reader.pooled_words()
     torch.testing.assert_close(regions, reader.regions(range(9))[-1].mean(dim=1))
     for caption in range(18):
         torch.testing.assert_close(words[caption], reader.words([caption])[0][-1][0].mean(dim=0), atol=1e-5, rtol=1e-4)
@@ -283,6 +283,58 @@ def test_one_tower_learns_beside_the_other_s_cached_features(kind, learn, task, 
         same = all(torch.equal(value, after[key]) for key, value in tower.state_dict().items())
         assert same == (name != learn)
     assert np.isfinite(json.loads((weights / "metrics.json").read_text())["last"]["loss"])
+
+
+@pytest.mark.parametrize("kind", ["hat", "linear"])
+def test_only_the_text_s_upper_layers_learn(kind, task, cached, tmp_path):
+    _, before = feature_work.load_towers(cached)
+    changes = {"freeze_epochs": 1, "keep_weights": "last", "learn": ["text"], "learn_above": 1}
+    weights = train(kind, task, cached, tmp_path / "a", **changes)
+    after = load_tower_model(weights, "cpu")[0].text.state_dict()
+    changed = {name for name, value in before.state_dict().items() if not torch.equal(value, after[name])}
+    assert changed
+    assert all(name.startswith(("net.encoder.layer.1.", "net.encoder.layer.2.")) for name in changed)
+    rested = train(kind, task, cached, tmp_path / "b", epochs=1, **changes | {"freeze_epochs": 1})
+    after = load_tower_model(rested, "cpu")[0].text.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.state_dict().items())
+    with pytest.raises(UserError, match=r"tiny.learn_above does not fit .*: above level 3 of 3 there is none"):
+        train(kind, task, cached, tmp_path / "c", **changes | {"learn_above": 3})
+
+
+def test_mirror_images_are_kept_and_seen_where_no_side_is_named(task, shards, cached, tmp_path):
+    runtime = Runtime(work=tmp_path / "work", processes=1)
+    params = feature_params(task, shards, mirrored=True)
+    features(params, towers="tiny", task=task, features=tmp_path / "both", runtime=runtime)
+    reader, records = FeatureReader(tmp_path / "both" / "train"), feature_work.ShardReader(task / "train")
+    image, _ = feature_work.load_towers(cached)
+    turned = np.array([False, True, True])
+    want = image(torch.stack([feature_work.view(records, picture, 64) for picture in (0, 0, 5)]).float() / 255)
+    mirror = image(
+        torch.stack([feature_work.view(records, picture, 64).flip(2) for picture in (0, 0, 5)]).float() / 255
+    )
+    for level, plain, other in zip(reader.regions([0, 0, 5], turned), want, mirror, strict=True):
+        expected = torch.where(torch.from_numpy(turned)[:, None, None], other, plain)
+        torch.testing.assert_close(level, expected.detach(), atol=5e-3, rtol=5e-3)
+    assert not FeatureReader(tmp_path / "both" / "val").mirrored
+
+    def data(**changes):
+        augment = AugmentParams(**{"crop_scale": (1.0, 1.0), "randaugment_operations": 0} | changes)
+        options = {"image_size": 64, "max_tokens": 16, "augment": augment, "seed": 0}
+        return FeatureData(tmp_path / "both", task / "train", freeze_epochs=9, **options)
+
+    drawn = [data()._mirrored(Draw(epoch, tuple(range(18)))) for epoch in range(20)]
+    sides = np.array(["left" in caption or "right" in caption for caption in reader.captions])
+    assert sides.any(), "else this shows nothing"
+    assert not any(one[sides].any() for one in drawn)
+    assert 0.4 < np.mean([one[~sides].mean() for one in drawn]) < 0.6
+    assert not data(flip=False)._mirrored(Draw(0, tuple(range(18)))).any()
+    for pooled in (False, True):
+        given = data(flip_with_sides=True)
+        given.pooled = pooled
+        draw = Draw(3, tuple(range(18)))
+        seen, turned = given[draw].regions[-1].mean(dim=1), given._mirrored(draw)
+        assert turned.any()
+        torch.testing.assert_close(seen, reader.regions(reader.picture_of, turned)[-1].mean(dim=1))
 
 
 @pytest.mark.parametrize("fresh", [("image", "text"), ("image",), ("text",), ()])
