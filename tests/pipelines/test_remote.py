@@ -208,7 +208,7 @@ def test_lineage_reaches_the_source_list(finished_project):
     assert {origin.stage for origin in origins} == {*remote_lock(Path.cwd())} - {"evaluate@retrieval", "report"}
     lock = remote_lock(Path.cwd())
     assert origins[0].md5 == out_of(lock["finetune@retrieval"], "data/models/retrieval")
-    assert origins[0].params["finetune.runs.retrieval"]["epochs"] == 4
+    assert origins[0].params["finetune.runs.retrieval"]["epochs"] == 5
     head = git(Path.cwd(), "rev-parse", "HEAD")
     assert all(origin.commits == (head,) for origin in origins), "the commit with the code that the stages ran on"
     text = describe(origins, Path.cwd())
