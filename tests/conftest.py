@@ -16,6 +16,7 @@ settings.register_profile("vlp", deadline=None, derandomize=True)
 settings.load_profile("vlp")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook, and would find none
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say what `make test` runs together: what shares a cluster or a server, those first, and else a module.
 
