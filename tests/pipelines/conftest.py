@@ -1,6 +1,7 @@
 """A copy of the project whose stages are cheap, and a Prefect server for the tests."""
 
 import contextlib
+import importlib
 import os
 import runpy
 import shutil
@@ -19,6 +20,7 @@ from pipelines.quiet import be_quiet
 from pipelines.stages import STAGES
 
 be_quiet()
+importlib.import_module("dvc")  # its log keeps the standard output of its first import, which a test may close
 ROOT = Path(__file__).resolve().parents[2]
 
 

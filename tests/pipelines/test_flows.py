@@ -14,6 +14,7 @@ from pipelines import flows
 from pipelines.graph import FLOWS, Step, is_current, read_graph, read_state, select
 from pipelines.policies import POLICIES, Policy
 from pipelines.repro import StageError, explain, reproduce
+from tests.pipelines.server import task_runs
 
 pytestmark = pytest.mark.slow
 
@@ -114,40 +115,39 @@ def test_an_interrupt_ends_the_stage(project):
 # -- flows on a server
 
 
-def last_run(name):
-    """The newest run of a flow: its state and its tasks' (name, run name, state) in order of start."""
+def last_run(name, tasks):
+    """The newest run of a flow: its state, and (name, state) of its tasks in order of start, those named among them."""
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.client.schemas.sorting import FlowRunSort
 
     with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(
+        (run,) = client.read_flow_runs(
             flow_filter=FlowFilter(name=FlowFilterName(any_=[name])), sort=FlowRunSort.START_TIME_DESC, limit=1
         )
-        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[runs[0].id])))
-    ordered = sorted(tasks, key=lambda task: task.start_time)
-    return runs[0].state, [(task.name, task.state.name) for task in ordered]
+        return run.state, task_runs(client, run.id, tasks)
 
 
 @pytest.mark.prefect
 def test_end_to_end_then_cached_then_only_what_changed(project, prefect_server, capsys):
     flows.run_flow("end-to-end")
-    state, tasks = last_run("end-to-end")
+    state, tasks = last_run("end-to-end", ALL)
     assert state.is_completed()
     assert sorted(tasks) == sorted((address, "Completed") for address in ALL)
     assert "50.0" in capsys.readouterr().out
 
     flows.run_flow("end-to-end")
-    assert sorted(last_run("end-to-end")[1]) == sorted((address, "Cached") for address in ALL)
+    assert sorted(last_run("end-to-end", ALL)[1]) == sorted((address, "Cached") for address in ALL)
 
     project.replace("top_k: 32", "top_k: 31")
     flows.run_flow("evaluation")
-    assert last_run("evaluation")[1] == [("evaluate@retrieval", "Completed"), ("report", "Completed")]
+    evaluation = ["evaluate@retrieval", "report"]
+    assert last_run("evaluation", evaluation)[1] == [(address, "Completed") for address in evaluation]
 
     project.replace("max_words: 30", "max_words: 29")
     with pytest.raises(UserError, match=r"clean is not up to date, and the flow training builds on it"):
         flows.run_flow("training")
-    assert last_run("training")[0].is_failed()
+    assert last_run("training", [])[0].is_failed()
 
 
 @pytest.mark.prefect
@@ -155,14 +155,14 @@ def test_a_failed_stage_fails_the_flow_with_its_message(project, prefect_server,
     monkeypatch.setenv("FAIL_STAGE", "clean")
     with pytest.raises(UserError, match=r"^clean failed: the disk is full: free some space$"):
         flows.run_flow("data")
-    state, tasks = last_run("data")
+    state, tasks = last_run("data", ["clean"])
     assert state.is_failed()
     assert "the disk is full" in state.message
     assert dict(tasks)["clean"] == "Failed"
     assert not {"deduplicate", "shard", "validate"} & set(dict(tasks))
     monkeypatch.delenv("FAIL_STAGE")
     flows.run_flow("data")
-    tasks = dict(last_run("data")[1])
+    tasks = dict(last_run("data", DATA)[1])
     assert (tasks["download@corpus"], tasks["clean"]) == ("Cached", "Completed")
 
 

@@ -5,8 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,12 @@ from components.io.errors import UserError
 from pipelines import schedule as module
 from pipelines.params import read_yaml
 from pipelines.schedule import schedule
+from tests.pipelines.server import eventually, task_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 SILENT_SECONDS = 25  # Prefect's heartbeats are at least 30 s apart, so this is for runs that beat once
 
 pytestmark = [pytest.mark.slow, pytest.mark.prefect]
-
-
-def eventually(find: Callable[[], Any], what: str, seconds: float = 120) -> Any:
-    """What `find` returns once that is something."""
-    until = time.monotonic() + seconds
-    while True:
-        if found := find():
-            return found
-        assert time.monotonic() < until, f"in {seconds} s: no {what}"
-        time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -87,7 +77,7 @@ def deployed(finished_project, prefect_server):
 
 def test_a_schedule_an_overlap_and_a_dead_machine(deployed, prefect_server, tmp_path):
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId, FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 
     assert schedule(deployed.folder).startswith("deployed")
     with get_client(sync_client=True) as client:
@@ -124,10 +114,9 @@ def test_a_schedule_an_overlap_and_a_dead_machine(deployed, prefect_server, tmp_
                 lambda: (now := client.read_flow_run(run.id)).state.is_final() and now, "end of the run taken up"
             )
         assert (run.state.name, run.run_count) == ("Completed", 2), (tmp_path / "worker.log").read_text()
-        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])))
+        ended = dict(task_runs(client, run.id, ["shard", "validate"]))
         schedule(deployed.folder)
         assert there() == before, "deployed again, not twice"
-    ended = {task.name: task.state.name for task in sorted(tasks, key=lambda task: task.start_time)}
     assert ended["deduplicate"] == "Cached"
     assert (ended["shard"], ended["validate"]) == ("Completed", "Completed")
 
