@@ -36,7 +36,7 @@ class Uploads:
         self.storage, self.keep, self.patience = storage, keep, patience
         self._waiting: dict[str, Path] = {}  # by kind: a newer checkpoint takes the place of one that still waits
         self._changed = threading.Condition()
-        self._closing = False
+        self._closing = self._given_up = False
         self._busy: str | None = None
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
         self._thread.start()
@@ -48,7 +48,7 @@ class Uploads:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wait until all is copied, for `patience` seconds at most; say on standard error what is not."""
+        """Wait until all is copied, for `patience` seconds at most; then give up, and say on standard error on what."""
         deadline = time.monotonic() + self.patience
         with self._changed:
             self._closing = True
@@ -58,6 +58,8 @@ class Uploads:
             )
             left = sorted([*(path.name for path in self._waiting.values()), *([self._busy] if self._busy else [])])
             self._waiting.clear()
+            self._given_up = not done
+            self._changed.notify_all()
         if not done:
             _say(f"{', '.join(left)} could not be copied to {self.storage.place} within {self.patience:.0f} s")
 
@@ -79,9 +81,13 @@ class Uploads:
                 if not refused:
                     _say(f"{path.name} is not copied yet: {error}; trying again while the training goes on")
                 refused = True
+            except RuntimeError:  # the process ends under the last try, and takes no new threads
+                if not self._given_up:
+                    raise
+                return
             with self._changed:
                 self._busy = None
-                if failed:
+                if failed and not self._given_up:
                     self._waiting.setdefault(kind, path)
                     self._changed.wait_for(lambda: not self._waiting, timeout=wait)  # only `close` gives up earlier
                     wait = min(2 * wait, LONGEST_WAIT)

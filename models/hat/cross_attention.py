@@ -68,23 +68,19 @@ def cross_attention_scores(
         raise ValueError("a caption has no word: leave it out before scoring")
     if block_bytes is None:
         block_bytes = CACHED_BYTES if regions.device.type == "cpu" else 256 * 2**20
-    per_pair = 4 * regions.shape[1] * words.shape[1] * regions.element_size()  # about four such tensors live at once
-    pairs = max(1, block_bytes // per_pair)
-    captions = min(len(words), max(1, int(pairs**0.5)))
-    pictures = max(1, pairs // captions)
+    per_word = 4 * regions.shape[1] * regions.element_size()  # about four such tensors live at once
+    side = max(1, int((block_bytes / (per_word * words.shape[1])) ** 0.5))
+    # up to the last word, whatever lies between
+    lengths = (mask.bool() * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
+    order = lengths.argsort(stable=True)  # captions of like length together, so that little is computed for padding
     score = _words_ask if direction == "t2i" else _regions_ask
-    return torch.cat(
-        [
-            torch.cat(
-                [
-                    score(regions_block, words_block, mask_block, smoothing, clip)
-                    for words_block, mask_block in zip(words.split(captions), mask.split(captions), strict=True)
-                ],
-                dim=1,
-            )
-            for regions_block in regions.split(pictures)
-        ]
-    )
+    columns = []
+    for chosen in order.split(side):
+        longest = int(lengths[chosen[-1]])
+        own, own_mask = words[chosen, :longest], mask[chosen, :longest]
+        pictures = max(1, int(block_bytes / (per_word * longest * len(chosen))))
+        columns.append(torch.cat([score(block, own, own_mask, smoothing, clip) for block in regions.split(pictures)]))
+    return torch.cat(columns, dim=1)[:, order.argsort()]
 
 
 def attention_weights(

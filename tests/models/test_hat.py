@@ -38,6 +38,16 @@ def test_blocks_equal_a_loop_over_pairs(direction, clip, block_bytes):
             torch.testing.assert_close(scores[picture, caption], want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("direction", ["i2t", "t2i"])
+def test_words_need_not_stand_together(direction):
+    regions, words, _ = features()
+    mask = torch.tensor([[0, 0, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 1], [0, 1, 1, 0, 0]], dtype=torch.bool)
+    scores = cross_attention_scores(regions, words, mask, direction)
+    for caption in range(4):
+        want = one_pair(regions[0], words[caption][mask[caption]], direction, 9.0, "leaky")
+        torch.testing.assert_close(scores[0, caption], want, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("direction", "dim"), [("i2t", 3), ("t2i", 2)])
 def test_attention_sums_to_one_over_what_is_attended_to(direction, dim):
     regions, words, mask = features()

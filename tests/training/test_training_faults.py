@@ -134,9 +134,13 @@ def test_a_storage_that_refuses_a_while_gets_the_newest_in_the_end(tmp_path, cap
 def test_what_could_not_be_copied_is_said_and_harms_nothing(run, tmp_path, capsys, monkeypatch, short_waits):
     monkeypatch.setattr("components.training.uploads.PATIENCE", 0.2)
     storage = Refusing(tmp_path / "bucket", 10**9)
+    before = set(threading.enumerate())
     uploads = Uploads(storage, 2, patience=0.2)
+    (thread,) = set(threading.enumerate()) - before
     Checkpoints(tmp_path / "here", 2, uploads).save(1, {"training": {}})
     uploads.close()
+    thread.join(60)
+    assert not thread.is_alive(), "what is given up is not tried again"
     assert re.search(r"step-0000000001.pt could not be copied to .*bucket within 0 s", capsys.readouterr().err)
 
 
