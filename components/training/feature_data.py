@@ -79,7 +79,7 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
     Epochs before `freeze_epochs` are of the features in ``features/train``; later ones have in their place the pictures
     in `records` where `learn` names "image", and token ids where it names "text".
     Where ``features`` holds mirror images and `augment` flips, half of the samples are read from those.
-    With `pooled` the features are the mean region and word of the last level, as if there were one of each.
+    With `pooled` the features are the mean region and word of each level, as if there were one of each.
     Raises UserError when the features are not whole, or not of these records.
     """
 
@@ -166,14 +166,16 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
     def _regions(self, pictures: NDArray[np.int64], mirrored: NDArray[np.bool_]) -> list[Tensor]:
         if not self.pooled:
             return self.features.regions(pictures, mirrored)
-        means = self.features.pooled_regions()[torch.from_numpy(pictures)]
+        chosen, turned = torch.from_numpy(pictures), torch.from_numpy(mirrored)
+        means = [level[chosen] for level in self.features.pooled_regions()]
         if mirrored.any():
-            turned = torch.from_numpy(mirrored)
-            means[turned] = self.features.pooled_regions(MIRRORED)[torch.from_numpy(pictures)[turned]]
-        return [means[:, None]]
+            for level, other in zip(means, self.features.pooled_regions(MIRRORED), strict=True):
+                level[turned] = other[chosen[turned]]
+        return [level[:, None] for level in means]
 
     def _words(self, captions: NDArray[np.int64]) -> tuple[list[Tensor], Tensor]:
         if not self.pooled:
             return self.features.words(captions)
-        words = self.features.pooled_words()[torch.from_numpy(captions)][:, None]
-        return [words], torch.ones(len(captions), 1, dtype=torch.bool)
+        chosen = torch.from_numpy(captions)
+        words = [level[chosen][:, None] for level in self.features.pooled_words()]
+        return words, torch.ones(len(captions), 1, dtype=torch.bool)

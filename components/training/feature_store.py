@@ -144,7 +144,7 @@ class FeatureReader:
             raise UserError(f"{folder} is not whole: run the stage features again")
         self._caption_starts = np.cumsum([0, *(len(one) for one in self._lengths)])
         self._maps: dict[str, NDArray[np.float16]] = {}
-        self._pooled: dict[str, Tensor] = {}  # computed once
+        self._pooled: dict[str, list[Tensor]] = {}  # computed once
 
     def __len__(self) -> int:
         """Pictures."""
@@ -185,28 +185,33 @@ class FeatureReader:
             found.append(torch.from_numpy(block))
         return found, mask
 
-    def pooled_regions(self, kind: str = REGIONS) -> Tensor:
-        """The mean region (N, width) of the last level, float32, of pictures or of their mirror images."""
+    def pooled_regions(self, kind: str = REGIONS) -> list[Tensor]:
+        """The mean region (N, width) of each level, float32, of pictures or of their mirror images."""
         if kind not in self._pooled:
-            means = []
-            for part in range(len(self.rows)):
-                block = self._map(part, f"{kind}-{self.levels - 1}")
-                means += [block[at : at + 256].astype(np.float32).mean(axis=1) for at in range(0, len(block), 256)]
-            self._pooled[kind] = torch.from_numpy(np.concatenate(means))
+            self._pooled[kind] = [self._mean_regions(f"{kind}-{level}") for level in range(self.levels)]
         return self._pooled[kind]
 
-    def pooled_words(self) -> Tensor:
-        """The mean word (C, width) of the last level, float32."""
+    def pooled_words(self) -> list[Tensor]:
+        """The mean word (C, width) of each level, float32."""
         if WORDS not in self._pooled:
-            means = []
-            for part in range(len(self.rows)):
-                starts = self._token_starts(part)
-                if len(starts) > 1:
-                    words = self._map(part, f"{WORDS}-{self.levels - 1}").astype(np.float32)
-                    sums = np.add.reduceat(words, starts[:-1], axis=0)
-                    means.append(sums / self._lengths[part].astype(np.float32)[:, None])
-            self._pooled[WORDS] = torch.from_numpy(np.concatenate(means))
+            self._pooled[WORDS] = [self._mean_words(f"{WORDS}-{level}") for level in range(self.levels)]
         return self._pooled[WORDS]
+
+    def _mean_regions(self, name: str) -> Tensor:
+        means = []
+        for part in range(len(self.rows)):
+            block = self._map(part, name)
+            means += [block[at : at + 256].astype(np.float32).mean(axis=1) for at in range(0, len(block), 256)]
+        return torch.from_numpy(np.concatenate(means))
+
+    def _mean_words(self, name: str) -> Tensor:
+        means = []
+        for part in range(len(self.rows)):
+            starts = self._token_starts(part)
+            if len(starts) > 1:
+                sums = np.add.reduceat(self._map(part, name).astype(np.float32), starts[:-1], axis=0)
+                means.append(sums / self._lengths[part].astype(np.float32)[:, None])
+        return torch.from_numpy(np.concatenate(means))
 
     def _token_starts(self, part: int) -> NDArray[np.int64]:
         key = f"{part}-starts"

@@ -97,6 +97,9 @@ def load_towers(folder: Path) -> tuple[ImageTower, TextTower]:
     return image.eval(), text.eval()
 
 
+CACHED_PICTURES = 4  # a pass on a processor: more leave its cache, and take half as long again
+
+
 @lru_cache(maxsize=1)
 def _towers(folder: Path) -> tuple[ImageTower, TextTower]:
     return load_towers(folder)
@@ -133,8 +136,9 @@ def extract(params: TowersParams, towers: Path, task: Path, part: Part, folder: 
     size = params.image.image_size
     kinds = (REGIONS, MIRRORED) if params.mirrored and part.split == TRAIN else (REGIONS,)
     parts: dict[str, list[NDArray[np.float16]]] = {}
-    for start in range(0, len(pictures), params.batch_size):
-        batch = torch.stack([view(reader, index, size) for index in pictures[start : start + params.batch_size]])
+    step = params.batch_size if device == "cuda" else min(params.batch_size, CACHED_PICTURES)
+    for start in range(0, len(pictures), step):
+        batch = torch.stack([view(reader, index, size) for index in pictures[start : start + step]])
         for kind in kinds:
             seen = batch if kind == REGIONS else batch.flip(3)
             for number, level in enumerate(image(seen.to(device).float() / 255)):

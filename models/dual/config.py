@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, Field
+
+Level = Annotated[int, Field(ge=1, le=100)]
 
 
 class DualConfig(BaseModel, frozen=True, extra="forbid"):
     """Two linear projections of pooled features."""
 
     width: int = Field(default=512, ge=1, le=65_536, description="common width of pictures and captions")
+    levels: tuple[Level, ...] = Field(
+        default=(),
+        description="levels of the towers, from 1, whose means are normalised and read side by side; empty: the last, "
+        "as it is",
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="of pooled features before their projections")
     temperature: float = Field(default=0.05, gt=0, le=10, description="of the contrastive loss, at its start")
     learn_temperature: bool = Field(default=True, description="whether the temperature is learned")

@@ -21,22 +21,43 @@ def mean_words(words: Tensor, mask: Tensor) -> Tensor:
 
 
 class DualHead(nn.Module):
-    """Cosine of two projections, of the mean region and the mean word of the towers' last levels."""
+    """Cosine of two projections, of the mean regions and the mean words of the towers' last or chosen levels.
+
+    Raises ValueError when `config.levels` names a level that a tower does not give.
+    """
 
     def __init__(self, config: DualConfig, image_widths: Sequence[int], text_widths: Sequence[int]) -> None:
         super().__init__()
-        self.image = nn.Linear(image_widths[-1], config.width)
-        self.text = nn.Linear(text_widths[-1], config.width)
+        fewest = min(len(image_widths), len(text_widths))
+        if max(config.levels, default=1) > fewest:
+            raise ValueError(f"levels names {max(config.levels)}, the towers give {fewest} levels")
+        self.chosen = [level - 1 for level in config.levels] or [-1]
+        self.image_norms, self.text_norms = (
+            nn.ModuleList(nn.LayerNorm(widths[level - 1]) for level in config.levels)
+            for widths in (image_widths, text_widths)
+        )
+        self.image = nn.Linear(sum(image_widths[level] for level in self.chosen), config.width)
+        self.text = nn.Linear(sum(text_widths[level] for level in self.chosen), config.width)
+        self.dropout = nn.Dropout(config.dropout)
         scale = torch.tensor(-math.log(config.temperature))
         self.log_scale = nn.Parameter(scale, requires_grad=config.learn_temperature)
 
+    def _join(self, means: Sequence[Tensor], norms: nn.ModuleList) -> Tensor:
+        """The means (B, d) of chosen levels, side by side."""
+        if len(norms):
+            means = [norm(mean) for norm, mean in zip(norms, means, strict=True)]
+        joined: Tensor = self.dropout(torch.cat(list(means), dim=1))
+        return joined
+
     def embed_images(self, regions: Sequence[Tensor]) -> Tensor:
-        """(P, width), of length 1, from each level's (P, k, d), of which the last is used."""
-        return F.normalize(self.image(regions[-1].mean(dim=1)), dim=1)
+        """(P, width), of length 1, from each level's (P, k, d)."""
+        means = [regions[level].mean(dim=1) for level in self.chosen]
+        return F.normalize(self.image(self._join(means, self.image_norms)), dim=1)
 
     def embed_texts(self, words: Sequence[Tensor], mask: Tensor) -> Tensor:
-        """(C, width), of length 1, from each level's (C, n, d), of which the last is used."""
-        return F.normalize(self.text(mean_words(words[-1], mask)), dim=1)
+        """(C, width), of length 1, from each level's (C, n, d)."""
+        means = [mean_words(words[level], mask) for level in self.chosen]
+        return F.normalize(self.text(self._join(means, self.text_norms)), dim=1)
 
     def forward(self, regions: Sequence[Tensor], words: Sequence[Tensor], mask: Tensor) -> dict[str, Tensor]:
         """Cosines (P, C) as `similarity`."""

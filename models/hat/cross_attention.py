@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.towers.lengths import score_by_length
+
 Direction = Literal["i2t", "t2i"]  # i2t: regions attend to words; t2i: words attend to regions
 Clip = Literal["leaky", "relu"]  # the published code's LeakyReLU(0.1), or the paper's max(x, 0)
 
@@ -64,23 +66,18 @@ def cross_attention_scores(
     """
     if regions.shape[2] != words.shape[2]:
         raise ValueError(f"regions have width {regions.shape[2]}, words {words.shape[2]}: project both to one width")
-    if not bool(mask.bool().any(dim=1).all()):
-        raise ValueError("a caption has no word: leave it out before scoring")
     if block_bytes is None:
         block_bytes = CACHED_BYTES if regions.device.type == "cpu" else 256 * 2**20
     per_word = 4 * regions.shape[1] * regions.element_size()  # about four such tensors live at once
     side = max(1, int((block_bytes / (per_word * words.shape[1])) ** 0.5))
-    # up to the last word, whatever lies between
-    lengths = (mask.bool() * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
-    order = lengths.argsort(stable=True)  # captions of like length together, so that little is computed for padding
     score = _words_ask if direction == "t2i" else _regions_ask
-    columns = []
-    for chosen in order.split(side):
-        longest = int(lengths[chosen[-1]])
+
+    def block(chosen: Tensor, longest: int) -> Tensor:
         own, own_mask = words[chosen, :longest], mask[chosen, :longest]
         pictures = max(1, int(block_bytes / (per_word * longest * len(chosen))))
-        columns.append(torch.cat([score(block, own, own_mask, smoothing, clip) for block in regions.split(pictures)]))
-    return torch.cat(columns, dim=1)[:, order.argsort()]
+        return torch.cat([score(some, own, own_mask, smoothing, clip) for some in regions.split(pictures)])
+
+    return score_by_length(mask, side, block)
 
 
 def attention_weights(

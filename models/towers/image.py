@@ -24,7 +24,7 @@ class ImageTower(nn.Module):
     def __init__(self, config: ImageTowerConfig) -> None:
         super().__init__()
         self.config = config
-        self.net = _create(config)
+        self.net = _create(config).to(memory_format=torch.channels_last)  # convolutions take two thirds of the time
         info = [int(entry["num_chs"]) for entry in self.net.feature_info]
         self.depth = len(info)
         if config.stages[-1] > self.depth + 1:
@@ -38,7 +38,7 @@ class ImageTower(nn.Module):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Pictures (B, 3, S, S), colours in [0, 1], to regions (B, k, width) float of each chosen stage."""
-        images = (images - self.mean) / self.std
+        images = ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
         indices = [stage - 1 for stage in self.config.stages if stage <= self.depth]
         last, maps = self.net.forward_intermediates(images, indices=indices or [self.depth - 1])
         taken = list(maps) if indices else []

@@ -25,8 +25,12 @@ class VitrHead(nn.Module):
         super().__init__()
         self.config = config
         width = text_widths[-1]  # d1: words and global vectors are of one width
-        self.dual = DualHead(DualConfig(width=width, temperature=config.temperature), image_widths, text_widths)
-        shared = config.model_dump(exclude={"use_global", "temperature"})
+        dual = DualConfig(
+            width=width, temperature=config.temperature, levels=config.dual_levels, dropout=config.dropout
+        )
+        self.dual = DualHead(dual, image_widths, text_widths)
+        self.dropout = nn.Dropout(config.dropout)
+        shared = config.model_dump(exclude={"use_global", "temperature", "dual_levels", "dropout"})
         self.vitr = Vitr(VitrConfig(global_width=width, region_width=image_widths[-1], **shared))
 
     def forward(self, regions: Sequence[Tensor], words: Sequence[Tensor], mask: Tensor) -> dict[str, Tensor]:
@@ -35,7 +39,7 @@ class VitrHead(nn.Module):
         similarity = images @ texts.T
         if not self.config.use_global:
             images, texts = torch.zeros_like(images), torch.zeros_like(texts)
-        scores = self.vitr(regions[-1], images, words[-1], mask, texts)
+        scores = self.vitr(self.dropout(regions[-1]), images, self.dropout(words[-1]), mask, texts)
         return {"vitr": scores, "similarity": similarity}
 
     def embed_images(self, regions: Sequence[Tensor]) -> Tensor:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from models.dual.config import Level
+
 
 class VitrHeadConfig(BaseModel, frozen=True, extra="forbid"):
     """Sizes with the paper's names beside them; d1 and d2 are the towers' own."""
@@ -26,3 +28,9 @@ class VitrHeadConfig(BaseModel, frozen=True, extra="forbid"):
         default=True, description="false: VITR-NoRel, where a GRU sums up the regions and another the words"
     )
     temperature: float = Field(default=0.05, gt=0, le=10, description="of the dual encoder's contrastive loss")
+    dual_levels: tuple[Level, ...] = Field(
+        default=(), description="levels of the towers, from 1, that the dual encoder reads; empty: the last"
+    )
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="of regions, words and pooled features before their projections"
+    )

@@ -1,11 +1,15 @@
 import pytest
 import torch
 
+from models.dual.config import DualConfig
+from models.dual.model import DualHead
 from models.embedding.config import VseConfig, VsrnConfig
 from models.embedding.vse import GeneralisedPooling, VseHead
 from models.embedding.vsrn import RegionGraph, VsrnHead
 
 HEADS = {
+    "dual": lambda: DualHead(DualConfig(width=6), [5, 7], [5, 3]),
+    "dual of levels": lambda: DualHead(DualConfig(width=6, levels=(1, 2), dropout=0.5), [5, 7], [5, 3]),
     "vse": lambda: VseHead(VseConfig(width=6, position_width=4), [5, 7], [5, 3]),
     "vsrn": lambda: VsrnHead(VsrnConfig(width=6, reasoning_steps=2), [5, 7], [5, 3]),
 }
@@ -82,7 +86,7 @@ def test_equal_and_zero_regions_give_finite_gradients(name):
     words, mask = members(1, 2, width=3)
     for regions in (torch.ones(2, 4, 7), torch.zeros(2, 4, 7)):
         head.zero_grad()
-        head([regions, regions], [words, words], mask)["similarity"].sum().backward()
+        head([regions[..., :5], regions], [torch.ones(2, 2, 5), words], mask)["similarity"].sum().backward()
         assert all(weight.grad.isfinite().all() for weight in head.parameters() if weight.grad is not None)
 
 
@@ -95,3 +99,14 @@ def test_a_training_step_leaves_some_out_and_never_all():
     assert some.any(dim=1).all()
     assert some.sum() < 0.6 * mask.sum()
     assert torch.equal(head.eval()._some(mask), mask)
+
+
+def test_levels_are_read_side_by_side_each_normalised():
+    torch.manual_seed(0)
+    head = DualHead(DualConfig(width=6, levels=(1, 3)), [5, 7, 4], [5, 3, 2])
+    regions = [torch.randn(2, 3, width) for width in (5, 7, 4)]
+    vectors = head.embed_images(regions)
+    assert torch.equal(vectors, head.embed_images([regions[0], torch.zeros(2, 3, 7), regions[2]])), "the second is not"
+    torch.testing.assert_close(vectors, head.embed_images([9 * regions[0], *regions[1:]]), atol=1e-3, rtol=1e-3)
+    with pytest.raises(ValueError, match="levels names 3, the towers give 2 levels"):
+        DualHead(DualConfig(width=6, levels=(1, 3)), [5, 7, 4], [5, 3])

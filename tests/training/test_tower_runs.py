@@ -108,9 +108,11 @@ def test_features_are_what_the_towers_say(task, cached):
 def test_pooled_features_are_the_means(cached):
     reader = FeatureReader(cached / "train")
     regions, words = reader.pooled_regions(), reader.pooled_words()
-    torch.testing.assert_close(regions, reader.regions(range(9))[-1].mean(dim=1))
-    for caption in range(18):
-        torch.testing.assert_close(words[caption], reader.words([caption])[0][-1][0].mean(dim=0), atol=1e-5, rtol=1e-4)
+    for level in range(3):
+        torch.testing.assert_close(regions[level], reader.regions(range(9))[level].mean(dim=1))
+        for caption in range(18):
+            want = reader.words([caption])[0][level][0].mean(dim=0)
+            torch.testing.assert_close(words[level][caption], want, atol=1e-5, rtol=1e-4)
 
 
 def test_words_are_padded_and_masked(cached):
