@@ -22,7 +22,11 @@ LABELS = {
     "t2i": "HAT (t-i)",
     ENSEMBLE: "HAT*, ensemble",
 }
-OWN = {"vse": "VSE∞", "vsrn": "VSRN++"}  # kinds whose only score is their own cosine
+OWN = {
+    "vse": "VSE∞",
+    "vsrn": "VSRN++",
+    "hat": "mean regions and words",
+}  # what `similarity` is, where it is no dual encoder
 FIRST = {ENSEMBLE: "t2i", "vitr": "similarity"}  # what stands beside the main score in every table and curve
 
 

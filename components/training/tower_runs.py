@@ -94,7 +94,17 @@ class HatRun(TowerRun, frozen=True, extra="forbid"):
         description="epochs that read cached features; later ones run the towers, which then learn too",
     )
     head: HatHeadConfig = Field(default=HatHeadConfig(), description="what stands on the towers")
+    loss: Literal["triplet", "contrastive"] = Field(
+        default="triplet", description="of each direction's scores; the paper's is the triplet loss"
+    )
     margin: float = Field(default=0.2, ge=0, le=100, description="of the triplet loss with hardest negatives")
+    temperature: float = Field(
+        default=0.04, gt=0, le=10, description="of the contrastive loss, for a direction's mean score over levels"
+    )
+    pooled_weight: float = Field(
+        default=1.0, ge=0, le=1000, description="weight of the contrastive loss of head.pooled, a mean over the batch"
+    )
+    pooled_temperature: float = Field(default=0.05, gt=0, le=10, description="of that loss")
 
 
 class VitrRun(TowerRun, frozen=True, extra="forbid"):

@@ -122,10 +122,33 @@ class LinearTask(TowerTask):
         return {"loss_contrast": info_nce(scores["similarity"], batch.image_ids, self.model.head.scale)}
 
 
-class TripletTask(TowerTask):
-    """The triplet loss with hardest negatives: of each direction of HAT (section 4.1), of VSE∞ and of VSRN++."""
+class HatTask(TowerTask):
+    """The triplet loss with hardest negatives of each direction (section 4.1), or what a run asks for in its place."""
 
-    run: HatRun | VseRun | VsrnRun
+    run: HatRun
+
+    def __init__(self, run: HatRun, name: str, train: Path, val: Path | None, features: Path) -> None:
+        super().__init__(run, name, train, val, features)
+        self.weights = {"loss_similarity": run.pooled_weight}
+
+    def judge(self, scores: dict[str, Tensor], batch: TowerBatch) -> dict[str, Tensor]:
+        losses, ids = {}, batch.image_ids
+        levels = len(self.run.head.levels)
+        for name, matrix in scores.items():
+            if name == "similarity":
+                loss = info_nce(matrix, ids, 1 / self.run.pooled_temperature)
+            elif self.run.loss == "contrastive":
+                loss = info_nce(matrix / levels, ids, 1 / self.run.temperature)
+            else:
+                loss = hardest_triplet_loss(matrix, ids, self.run.margin)
+            losses[f"loss_{name}"] = loss
+        return losses
+
+
+class TripletTask(TowerTask):
+    """The triplet loss with hardest negatives, of VSE∞ and of VSRN++."""
+
+    run: VseRun | VsrnRun
 
     def judge(self, scores: dict[str, Tensor], batch: TowerBatch) -> dict[str, Tensor]:
         return {
@@ -159,7 +182,7 @@ class VitrTask(TowerTask):
 
 TASKS: dict[str, Any] = {
     "linear": LinearTask,
-    "hat": TripletTask,
+    "hat": HatTask,
     "vitr": VitrTask,
     "vse": TripletTask,
     "vsrn": TripletTask,

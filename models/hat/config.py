@@ -28,3 +28,8 @@ class HatHeadConfig(BaseModel, frozen=True, extra="forbid"):
         default="leaky", description="negative similarities: LeakyReLU(0.1) in the code, max(x, 0) in the paper"
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="of regions and words before their projections")
+    pooled: bool = Field(
+        default=False,
+        description="a score of mean regions and words beside the directions', which learns with a contrastive loss; "
+        "not in the paper: it gives the projections a start, and chooses candidates well",
+    )

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.dual.model import mean_words
 from models.hat.config import HatHeadConfig
 from models.hat.cross_attention import Direction, cross_attention_scores
 
@@ -89,7 +90,7 @@ class HatHead(nn.Module):
         return [levels[level - 1] for level in self.config.levels]
 
     def forward(self, regions: Levels, words: Levels, mask: Tensor) -> dict[str, Tensor]:
-        """Scores (P, C) of each direction, by name.
+        """Scores (P, C) of each direction, by name; and `similarity`, of mean regions and words, where it is pooled.
 
         Args:
             regions: the image tower's levels, (P, k, width) each.
@@ -98,31 +99,41 @@ class HatHead(nn.Module):
 
         """
         image, text = self.pick(regions), self.pick(words)
-        scores = {}
+        scores, images, texts = {}, [], []
         for name, direction in self.directions.items():
             assert isinstance(direction, HatDirection)
-            scores[name] = direction.align(direction.project_images(image), direction.project_texts(text), mask)
+            seen, read = direction.project_images(image), direction.project_texts(text)
+            scores[name] = direction.align(seen, read, mask)
+            if self.config.pooled:
+                images += _mean_regions(seen)
+                texts += _mean_words(read, mask)
+        if self.config.pooled:
+            scores["similarity"] = torch.cat(images, dim=1) @ torch.cat(texts, dim=1).T / len(images)
         return scores
 
     def embed_images(self, regions: Levels) -> Tensor:
         """(P, D): the mean projected region of each level and direction, side by side; for choosing candidates."""
         chosen = self.pick(regions)
-        means = [
-            F.normalize(level.mean(dim=1), dim=1)
-            for direction in self.directions.values()
-            for level in direction.project_images(chosen)  # type: ignore[operator]
-        ]
+        directions = self.directions.values()
+        means = [mean for one in directions for mean in _mean_regions(one.project_images(chosen))]  # type: ignore[operator]
         return torch.cat(means, dim=1)
 
     def embed_texts(self, words: Levels, mask: Tensor) -> Tensor:
         """(C, D): the mean projected word of each level and direction, as `embed_images`."""
-        chosen, weights = self.pick(words), mask.float()[:, :, None]
-        means = [
-            F.normalize((level * weights).sum(dim=1) / weights.sum(dim=1), dim=1)
-            for direction in self.directions.values()
-            for level in direction.project_texts(chosen)  # type: ignore[operator]
-        ]
+        chosen = self.pick(words)
+        directions = self.directions.values()
+        means = [mean for one in directions for mean in _mean_words(one.project_texts(chosen), mask)]  # type: ignore[operator]
         return torch.cat(means, dim=1)
+
+
+def _mean_regions(levels: Levels) -> list[Tensor]:
+    """(P, k, d) of each level to the mean (P, d), of length 1."""
+    return [F.normalize(level.mean(dim=1), dim=1) for level in levels]
+
+
+def _mean_words(levels: Levels, mask: Tensor) -> list[Tensor]:
+    """(C, n, d) of each level to the mean (C, d), of length 1."""
+    return [F.normalize(mean_words(level, mask), dim=1) for level in levels]
 
 
 def ensemble(scores: Sequence[Tensor]) -> Tensor:

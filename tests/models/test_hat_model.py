@@ -70,3 +70,17 @@ def test_equal_captions_give_a_finite_loss_and_finite_gradients(length):
 def test_towers_and_levels_must_fit(config, text, said):
     with pytest.raises(ValueError, match=said):
         HatHead(HatHeadConfig.model_validate(config), IMAGE, text)
+
+
+def test_the_pooled_score_is_the_cosine_of_the_vectors_that_choose_candidates():
+    torch.manual_seed(0)
+    head = HatHead(HatHeadConfig(width=6, levels=(1, 2), pooled=True), IMAGE, TEXT)
+    regions, words, mask = levels()
+    scores = head(regions, words, mask)
+    torch.testing.assert_close(
+        scores.pop("similarity"), head.embed_images(regions) @ head.embed_texts(words, mask).T / 4
+    )
+    plain = HatHead(HatHeadConfig(width=6, levels=(1, 2)), IMAGE, TEXT)
+    plain.load_state_dict(head.state_dict())
+    for name, matrix in plain(regions, words, mask).items():
+        assert torch.equal(matrix, scores[name])

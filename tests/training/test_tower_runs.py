@@ -274,6 +274,15 @@ def test_towers_rest_and_then_learn(task, cached, tmp_path):
     assert torch.equal(tuned.image.net.state_dict()["bn1.running_mean"], image.net.state_dict()["bn1.running_mean"])
 
 
+@pytest.mark.parametrize("loss", ["triplet", "contrastive"])
+def test_hat_s_pooled_score_learns_beside_its_directions(loss, task, cached, tmp_path):
+    options = {"head": HEADS["hat"] | {"pooled": True, "dropout": 0.1}, "loss": loss}
+    metrics = json.loads((train("hat", task, cached, tmp_path, **options) / "metrics.json").read_text())["last"]
+    parts = [metrics[f"loss_{name}"] for name in ("i2t", "t2i", "similarity")]
+    assert metrics["loss"] == pytest.approx(sum(parts), rel=1e-5)
+    assert all(0 < part < 20 for part in parts)
+
+
 @pytest.mark.parametrize(("kind", "learn"), [("hat", "text"), ("linear", "text"), ("vitr", "image")])
 def test_one_tower_learns_beside_the_other_s_cached_features(kind, learn, task, cached, tmp_path):
     before = dict(zip(("image", "text"), feature_work.load_towers(cached), strict=True))
