@@ -29,6 +29,8 @@ from models.towers.text import TextTower
 if TYPE_CHECKING:
     from components.training.features import TowersParams
 
+CACHED_PICTURES = 4  # a pass on a processor: more leave its cache, and take half as long again
+
 
 def read_sources(params: TowersParams) -> dict[str, Path]:
     """The files that the towers' weights are read from, by tower; those that are fetched by name have none."""
@@ -95,9 +97,6 @@ def load_towers(folder: Path) -> tuple[ImageTower, TextTower]:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{folder} holds no towers ({error}): run the stage features again") from None
     return image.eval(), text.eval()
-
-
-CACHED_PICTURES = 4  # a pass on a processor: more leave its cache, and take half as long again
 
 
 @lru_cache(maxsize=1)

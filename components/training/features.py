@@ -47,7 +47,9 @@ class TowersParams(BaseModel, frozen=True, extra="forbid"):
         default=False,
         description="keep train's pictures mirrored too: runs with augment.flip then see either",
     )
-    batch_size: int = Field(default=32, ge=1, le=65_536, description="pictures or captions a pass")
+    batch_size: int = Field(
+        default=32, ge=1, le=65_536, description="captions a pass, and pictures; on a processor 4 of those at most"
+    )
     pictures_per_part: int = Field(
         default=500, ge=1, le=1_000_000, description="pictures that are finished once and for all at a time"
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import BaseModel, Field
 
-Level = Annotated[int, Field(ge=1, le=100)]
+from models.towers.config import Level
 
 
 class DualConfig(BaseModel, frozen=True, extra="forbid"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
-Level = Annotated[int, Field(ge=1, le=100)]
+from models.towers.config import Level
 
 
 class HatHeadConfig(BaseModel, frozen=True, extra="forbid"):

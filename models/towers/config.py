@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 Stage = Annotated[int, Field(ge=1, le=100)]
+Level = Annotated[int, Field(ge=1, le=100)]  # of the chosen stages and layers, from 1
 Colour = Annotated[float, Field(gt=0, lt=1)]
 Option = Annotated[int, Field(ge=0, le=100_000)]
 

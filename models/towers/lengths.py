@@ -8,6 +8,17 @@ import torch
 from torch import Tensor
 
 
+def caption_lengths(mask: Tensor) -> Tensor:
+    """The place (C,) int64 after each caption's last word, from its mask (C, n).
+
+    Raises ValueError when a caption has no word.
+    """
+    lengths = (mask.bool() * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
+    if not bool(lengths.all()):
+        raise ValueError("a caption has no word: leave it out before scoring")
+    return lengths
+
+
 def score_by_length(mask: Tensor, captions: int, score: Callable[[Tensor, int], Tensor]) -> Tensor:
     """Scores (P, C) that `score` gives for blocks of captions, put back into the captions' order.
 
@@ -20,9 +31,7 @@ def score_by_length(mask: Tensor, captions: int, score: Callable[[Tensor, int], 
         ValueError: when a caption has no word.
 
     """
-    lengths = (mask.bool() * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
-    if not bool(lengths.all()):
-        raise ValueError("a caption has no word: leave it out before scoring")
+    lengths = caption_lengths(mask)
     order = lengths.argsort(stable=True)
     blocks = order.split(captions)
     longest = lengths[torch.stack([block[-1] for block in blocks])].tolist()

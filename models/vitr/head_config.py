@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from models.dual.config import Level
+from models.towers.config import Level
 
 
 class VitrHeadConfig(BaseModel, frozen=True, extra="forbid"):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from models.towers.lengths import score_by_length
+from models.towers.lengths import caption_lengths, score_by_length
 from models.vitr.config import VitrConfig
 
 # Under a square root: keeps the gradient finite at 0 and is far below what float32 sums can see.
@@ -123,7 +123,7 @@ class Vitr(nn.Module):
 
     def sum_up(self, regions: Tensor, words: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """VITR-NoRel's part of the picture (P, 1, 1, d3), caption (C, 1, d3) and mask (C, 1): one local node a pair."""
-        lengths = mask.sum(dim=1).cpu()
+        lengths = caption_lengths(mask).cpu()
         packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
         picture = self.region_gru(self.region_projection(regions))[1][0]  # (P, d3)
         caption = self.word_gru(packed)[1][0]  # (C, d3)
@@ -171,15 +171,15 @@ class Vitr(nn.Module):
             ValueError: when the regions have other sizes than the configuration, or a caption has no word.
 
         """
-        projected, reasoned, summed = self.word_projection(words), regions, None  # (C, n, d3)
+        projected = self.word_projection(words)  # (C, n, d3)
         if self.config.relations:
-            reasoned = self.reason(regions)
+            local = self.reason(regions)  # (P, k, d3)
         else:
-            summed, projected, mask = self.sum_up(regions, projected, mask)
+            local, projected, mask = self.sum_up(regions, projected, mask)
 
         def block(chosen: Tensor, longest: int) -> Tensor:
             own, own_mask = projected[chosen, :longest], mask[chosen, :longest]
-            aligned = self.align(reasoned, own, own_mask).aligned if summed is None else summed
+            aligned = self.align(local, own, own_mask).aligned if self.config.relations else local
             nodes = self.join(aligned, own, image_global, text_global[chosen])
             return self.read(self.fuse(nodes, own_mask), own_mask)
 

@@ -64,6 +64,8 @@ def test_wrong_sizes_and_empty_captions_are_refused():
         model(regions[:, :4], image_global, words, mask, text_global)
     with pytest.raises(ValueError, match="no word"):
         model(regions, image_global, words, torch.zeros_like(mask), text_global)
+    with pytest.raises(ValueError, match="no word"):
+        Vitr(VitrConfig(**SMALL, relations=False))(regions, image_global, words, torch.zeros_like(mask), text_global)
 
 
 def test_the_heat_of_equal_regions_is_zero():
