@@ -133,13 +133,24 @@ def run_stage(address: str, options: dict[str, Any], params: Path, overrides: li
 
 @app.command()
 def flow(
-    name: Annotated[str, typer.Argument(help="data, training, evaluation or end-to-end.")],
+    name: Annotated[str, typer.Argument(help="data, training, evaluation, end-to-end or ablation.")],
     retries: Annotated[int, typer.Option(min=0, help="How often a failed stage is tried again; it resumes.")] = 0,
     pull_first: Annotated[bool, typer.Option("--pull", help="First bring outs from DVC's remote.")] = False,
     push_after: Annotated[bool, typer.Option("--push", help="At the end send outs to DVC's remote.")] = False,
     commit: Annotated[str, typer.Option(metavar="BRANCH", help="Commit dvc.lock to this branch at the end.")] = "",
+    table: Annotated[
+        str, typer.Option(help="ablation: its name, the number of ALBEF's table, or a file; `list` lists them.")
+    ] = "",
+    seed: Annotated[
+        list[int], typer.Option(min=0, help="ablation: this seed instead of its own; may be repeated.")
+    ] = [],  # noqa: B006
 ) -> None:
-    """Run the stages of a flow that are not up to date, as a Prefect flow."""
+    """Run the stages of a flow that are not up to date, or the variants of an ablation, as a Prefect flow."""
+    if name == "ablation":
+        run_table(table, seed, retries)
+        return
+    if table or seed:
+        raise UserError(f"--table and --seed are for the flow ablation, not for {name}: leave them out")
     from pipelines.graph import check_flow
     from pipelines.params import load_params
 
@@ -148,6 +159,22 @@ def flow(
     from pipelines.flows import run_flow
 
     run_flow(name, retries=retries, pull=pull_first, push=push_after, commit=commit)
+
+
+def run_table(table: str, seeds: list[int], retries: int) -> None:
+    """Run an ablation, or list all of them. Raises UserError when none or an unknown one is named."""
+    from pipelines.ablation import describe_ablations, plan, read_ablation
+
+    if table == "list":
+        print(describe_ablations())
+        return
+    if not table:
+        raise UserError("which ablation? name one by --table, `--table list` lists them")
+    name, content = read_ablation(table)
+    plan(content, name, seeds)  # what is wrong with them is said at once; importing Prefect takes seconds
+    from pipelines.flows import run_ablation
+
+    run_ablation(table, seeds, retries=retries)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Prefect flows: ``data``, ``training``, ``evaluation`` and ``end-to-end``, built from DVC's graph.
+"""Prefect flows: ``data``, ``training``, ``evaluation`` and ``end-to-end``, built from DVC's graph; ``ablation``.
 
 Each stage is a Prefect task of its name that DVC carries out; one at a time, since DVC locks its repository. Prefect
 keeps the state and retries; whether a stage must run is DVC's to say, and one that need not shows as ``Cached``. So a
@@ -9,6 +9,7 @@ the deployments in ``infra/prefect.yaml``.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,20 @@ from prefect import Flow, Task  # noqa: E402
 from prefect.states import Cancelled, Completed, State  # noqa: E402
 from pydantic import Field  # noqa: E402
 
+from components.evaluation.ablations import cell, read_ablations, write_ablation  # noqa: E402
 from components.io.errors import UserError  # noqa: E402
+from pipelines.ablation import (  # noqa: E402
+    RESULTS,
+    Ablation,
+    Cell,
+    assemble,
+    open_workspace,
+    plan,
+    read_ablation,
+    read_inputs,
+    read_values,
+    targets,
+)
 from pipelines.exclusive import BusyError, WhenBusy, exclusive  # noqa: E402
 from pipelines.graph import END_TO_END, FLOWS, Step, check_flow, is_current, read_graph, read_state, select  # noqa: E402
 from pipelines.params import load_params  # noqa: E402
@@ -208,6 +222,44 @@ def published(target: str) -> dict[str, str]:
     return publish_pages({"report": REPORT.parent, "data-docs": DATA_DOCS.parent}, target)
 
 
+def run_cells(name: str, table: Ablation, cells: Sequence[Cell], retries: int | None = None) -> None:
+    """Carry out an ablation's cells one after the other, each a task; its table is written after each seed.
+
+    Raises StageError for the first that fails; what was done is kept, and the same call goes on from there.
+    """
+    root = Path.cwd()
+    workspace = open_workspace(root, cells)
+    with exclusive(workspace, f"ablation {name}", when_busy="queue", say=say) as lock:
+        values: list[dict[str, float]] = []
+        inputs: dict[str, str] = {}
+        for number, one in enumerate(cells, 1):
+            say(f"{name}, {number} of {len(cells)}: {one.title}")
+            entries = targets(one, table.runs, workspace)
+            for entry in entries:
+                again = partial(reproduce, entry.address, workspace, upstream=True, keep_open=(lock,))
+                policy = POLICIES["training"].limited(retries)
+                state: Any = _task(again, ABLATION, f"{one.title}: {entry.address}", policy)(return_state=True)
+                _raise_failure(f"{one.title}: {entry.address}", state)
+            values.append(read_values(table, workspace))
+            inputs |= read_inputs(entries, workspace)
+            say(f"{one.title}: {', '.join(f'{column} {value:.1f}' for column, value in values[-1].items())}")
+            if number % len(table.variants) == 0:
+                write_ablation(assemble(name, table, cells[:number], values, inputs), root / RESULTS)
+
+
+def _ablation(
+    table: Annotated[str, Field(description="an ablation's name, or the number of ALBEF's table")],
+    seeds: Annotated[list[int], Field(description="seeds; none: the ablation's own")] = [],  # noqa: B006 - Prefect copies
+    retries: Annotated[int | None, Field(ge=0, description="how often a failed variant is tried again")] = None,
+) -> None:
+    """The variants of an ablation that DVC's cache does not hold yet, and the table of all."""
+    name, content = read_ablation(table)
+    run_cells(name, content, plan(content, name, seeds), retries)
+
+
+ABLATION = "ablation"
+ablation: Flow[..., Any] = Flow(_ablation, name=ABLATION, persist_result=False)
+
 # at module level by plain names, so that a deployment can point at them: pipelines/flows.py:end_to_end
 data, training, evaluation, end_to_end = (_make(name) for name in FLOWS)
 BY_NAME: dict[str, Flow[..., Any]] = {flow.name: flow for flow in (data, training, evaluation, end_to_end)}
@@ -222,16 +274,42 @@ def run_flow(name: str, *, retries: int | None = 0, **parameters: Any) -> None:
     load_params()
     read_graph(Path.cwd())
     check_server()
-    state: Any = BY_NAME[name](retries, **parameters, return_state=True)
-    if not state.is_completed():
-        error = state.result(raise_on_failure=False)
-        if isinstance(error, (UserError, StageError)):
-            raise UserError(str(error))
-        if isinstance(error, BaseException):
-            raise error
-        raise UserError(f"the flow {name} ended as {state.name}: {state.message}")
+    _finish(name, BY_NAME[name](retries, **parameters, return_state=True))
     if name == END_TO_END:
         print_results()
+
+
+def run_ablation(table: str, seeds: Sequence[int] = (), *, retries: int = 0) -> None:
+    """Run the flow ``ablation`` and print its table. All is checked before anything starts.
+
+    Raises UserError when there is no such ablation, a parameter is wrong, no Prefect server answers, or a stage fails.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    name, content = read_ablation(table)
+    plan(content, name, seeds)
+    check_server()
+    _finish(ABLATION, ablation(table, list(seeds), retries, return_state=True))
+    result = next(one for one in read_ablations(RESULTS) if one.name == name)
+    shown = Table("", *result.columns, title=f"{result.title} ({result.paper or result.recipe})")
+    for row in result.rows:
+        shown.add_row(row.name, *(cell(row.values[column]) for column in result.columns))
+    Console().print(shown)
+    print(f"Mean ± standard deviation over the seeds {', '.join(map(str, result.seeds))}: {RESULTS / name}.json")
+    print("`dvc repro report` puts it into the report")
+
+
+def _finish(name: str, state: Any) -> None:
+    """Raise what ended a flow without its result; UserError for what a user can mend."""
+    if state.is_completed():
+        return
+    error = state.result(raise_on_failure=False)
+    if isinstance(error, (UserError, StageError)):
+        raise UserError(str(error))
+    if isinstance(error, BaseException):
+        raise error
+    raise UserError(f"the flow {name} ended as {state.name}: {state.message}")
 
 
 def check_server() -> None:

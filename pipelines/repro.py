@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pipelines.failure import MESSAGE_FILE, leave_message, read_message
 
+UPSTREAM = "--upstream"
 STOP_SECONDS = 20.0  # that an interrupted stage has to end by itself
 
 _COMMAND_FAILED = re.compile(r"failed to run: (.*), exited with (-?\d+)", re.DOTALL)
@@ -27,8 +28,17 @@ class StageError(Exception):
     """A stage ended without its outs. The message is the stage's own."""
 
 
-def reproduce(address: str, root: Path, *, seconds: float | None = None, keep_open: tuple[int, ...] = ()) -> None:
+def reproduce(
+    address: str,
+    root: Path,
+    *,
+    upstream: bool = False,
+    seconds: float | None = None,
+    keep_open: tuple[int, ...] = (),
+) -> None:
     """Run one stage of the DVC repository at `root` unless DVC finds it up to date, for at most `seconds`.
+
+    With `upstream` the stages that it waits for come first.
 
     The child processes inherit the file descriptors `keep_open`. Raises StageError with the stage's message, or DVC's
     where the stage did not run, or when the time is up; what the stage had finished is kept for the next attempt.
@@ -41,7 +51,7 @@ def reproduce(address: str, root: Path, *, seconds: float | None = None, keep_op
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
             MESSAGE_FILE: str(message_file),
         }
-        command = [sys.executable, "-m", "pipelines.repro", address]
+        command = [sys.executable, "-m", "pipelines.repro", address, *([UPSTREAM] if upstream else [])]
         # a group of its own: an interrupt reaches the stage from here, in order, and nothing outlives the flow
         child = subprocess.Popen(command, cwd=root, env=environment, process_group=0, pass_fds=keep_open)
         try:
@@ -90,15 +100,15 @@ def _signal(status: int) -> signal.Signals | None:
     return signal.Signals(number) if number in set(signal.Signals) else None
 
 
-def main(address: str) -> int:
-    """Do what ``dvc repro --single-item`` does, without its hints after each stage; returns the exit status."""
+def main(address: str, *, upstream: bool) -> int:
+    """Do what ``dvc repro`` does, with ``--single-item`` unless `upstream`, without its hints; returns the status."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
     logging.getLogger("dvc").setLevel(logging.WARNING)
     try:
         with Repo() as repository:
-            repository.reproduce(targets=address, single_item=True)
+            repository.reproduce(targets=address, single_item=not upstream)
     except DvcException as error:
         if not read_message(Path(os.environ.get(MESSAGE_FILE, os.devnull))):
             message = explain(_chain(error))
@@ -121,4 +131,4 @@ def _chain(error: BaseException | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], upstream=UPSTREAM in sys.argv[2:]))

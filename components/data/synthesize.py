@@ -46,6 +46,12 @@ class SynthesizeParams(BaseModel, frozen=True, extra="forbid"):
             raise ValueError(
                 f"train ({self.train}) is less than the scenes that web's ills need ({self.web.train_scenes})"
             )
+        free = (self.train - self.web.train_scenes) * self.captions
+        if self.enabled and self.web.wrong_captions > free:
+            raise ValueError(
+                f"web.wrong_captions ({self.web.wrong_captions}) is more than the {free} captions of training scenes "
+                "that have no other ill"
+            )
         if self.enabled and self.web.evaluation_scenes > self.val + self.test:
             need = self.web.evaluation_scenes
             raise ValueError(f"val + test ({self.val + self.test}) is less than the pictures that web leaks ({need})")

@@ -51,13 +51,19 @@ class PretrainingTask:
             start(self.model, params.start_vision, params.start_text)
         reader = open_shards(shards, params.shards_at, params.shards_cache_mb)
         self.data = pair_data(params, reader, shards, self.config, params.max_tokens)
-        self.weights = {"loss_itm": params.itm_weight, "loss_mlm": params.mlm_weight}
+        self.weights = {
+            "loss_itc": params.itc_weight,
+            "loss_itm": params.itm_weight,
+            "loss_mlm": params.mlm_weight,
+        }
+        self.distill = params.distill
         self.shared_draws = self.config.negative_pool == "global"
 
     def losses(
         self, model: nn.Module, images: torch.Tensor, batch: Batch, alpha: float, generator: torch.Generator
     ) -> dict[str, torch.Tensor]:
-        out = model(images, batch.input_ids, batch.attention_mask, alpha, generator)
+        itc, mlm = (alpha if loss in self.distill else 0.0 for loss in ("itc", "mlm"))
+        out = model(images, batch.input_ids, batch.attention_mask, itc, generator, mlm_alpha=mlm)
         return {"loss_itc": out.loss_itc, "loss_itm": out.loss_itm, "loss_mlm": out.loss_mlm}
 
     def validate(self) -> dict[str, float]:

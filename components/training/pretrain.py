@@ -35,6 +35,16 @@ class PretrainParams(TrainingParams, frozen=True, extra="forbid"):
     model: AlbefConfig = Field(
         default=AlbefConfig(), description="sizes; vocabulary and special ids are the tokenizer's"
     )
+    itc_weight: float = Field(
+        default=1.0,
+        ge=0,
+        le=100,
+        description="weight of ITC in the sum; 1 in the paper (eq. 5), 0 in table 1's first row",
+    )
+    distill: tuple[Literal["itc", "mlm"], ...] = Field(
+        default=("itc", "mlm"),
+        description="losses that the teacher's soft targets enter with weight `alpha` (eq. 6, 7; table 1 takes them apart)",
+    )
     mlm_weight: float = Field(default=1.0, ge=0, le=100, description="weight of MLM in the sum; 1 in the paper (eq. 5)")
     max_tokens: int = Field(
         default=25, ge=3, le=512, description="tokens of a caption, [CLS] and [SEP] included; 25 in the published code"

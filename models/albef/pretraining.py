@@ -43,16 +43,18 @@ class AlbefPretraining(DistilledAlbef):
         alpha: float,
         generator: torch.Generator | None = None,
         *,
+        mlm_alpha: float | None = None,
         masked_ids: Tensor | None = None,
         mlm_labels: Tensor | None = None,
         negatives: Negatives | None = None,
     ) -> PretrainingOutput:
         """One step on B different pictures (B, 3, S, S) float and one caption of each (B, L) int64.
 
-        `alpha` in [0, 1] is the weight of the teacher's targets. `generator`, on the images' device, draws masks and
-        negatives; `masked_ids` with `mlm_labels` (both (B, L), label -100 where nothing is predicted) and `negatives`
-        replace the draws. The teacher moves before it is asked, and the queue afterwards. Raises ValueError for shapes
-        that disagree and FloatingPointError where similarities are not finite.
+        `alpha` in [0, 1] is the weight of the teacher's targets, `mlm_alpha` that of MLM where it is another (table 1).
+        `generator`, on the images' device, draws masks and negatives; `masked_ids` with `mlm_labels` (both (B, L),
+        label -100 where nothing is predicted) and `negatives` replace the draws. The teacher moves before it is asked,
+        and the queue afterwards. Raises ValueError for shapes that disagree and FloatingPointError where similarities
+        are not finite.
         """
         if (masked_ids is None) != (mlm_labels is None):
             raise ValueError("give masked_ids and mlm_labels together or neither")
@@ -67,13 +69,14 @@ class AlbefPretraining(DistilledAlbef):
         chosen = mlm_labels != NO_LABEL  # (B, L), M of them
         logits = _token_logits(self, masked_ids, attention_mask, aligned.image.tokens, chosen)
         teacher_logits = None
-        if alpha > 0:
+        weight = alpha if mlm_alpha is None else mlm_alpha
+        if weight > 0:
             with torch.no_grad():
                 teacher_logits = _token_logits(
                     self.teacher, masked_ids, attention_mask, aligned.teacher_image.tokens, chosen
                 )
         count = mean_over_processes(chosen.sum()) if self.config.negative_pool == "global" else None
-        loss_mlm = masked_language_loss(logits, mlm_labels[chosen], teacher_logits, alpha, count)
+        loss_mlm = masked_language_loss(logits, mlm_labels[chosen], teacher_logits, weight, count)
         return PretrainingOutput(
             aligned.loss, loss_itm, loss_mlm, negatives, aligned.similarity_i2t, aligned.similarity_t2i
         )

@@ -84,6 +84,25 @@ def test_counts_add_up_from_stage_to_stage(built, ills):
     assert len(hit) == len(set(hit))
 
 
+def test_wrong_captions_are_of_other_scenes_and_nothing_else_changes(built, ills, tmp_path):
+    folder, runtime = built
+    true = PARAMS.model_copy(update={"web": WEB.model_copy(update={"wrong_captions": 0})})
+    synthesize(true, corpus=tmp_path / "corpus", runtime=Runtime(work=tmp_path / "work", processes=1))
+    assert json.loads((tmp_path / "corpus" / "ills.json").read_text()) == ills
+    wrong, right = (
+        (place / "corpus" / "pairs.tsv").read_bytes().removesuffix(b"\n").split(b"\n") for place in (folder, tmp_path)
+    )
+    changed = [(one, other) for one, other in zip(wrong, right, strict=True) if one != other]
+    assert len(changed) == WEB.wrong_captions == 4
+    scenes = json.loads((folder / "corpus" / "scenes.json").read_text())
+    captions = {f"{scene['name']}.jpg": scene["captions"] for scene in scenes if scene["split"] == "train"}
+    everything = {caption for texts in captions.values() for caption in texts}
+    for line, before in changed:
+        caption, url = line.decode().split("\t")
+        assert url == before.decode().split("\t")[1]
+        assert caption in everything and caption not in captions[url.rsplit("/", 1)[-1]]
+
+
 def test_no_row_suffers_from_two_ills(built, ills):
     """What rows name (a picture and its scene) is shared by good rows and by rows of one ill at most."""
     lines = (built[0] / "corpus" / "pairs.tsv").read_bytes().split(b"\n")

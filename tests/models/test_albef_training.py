@@ -89,6 +89,17 @@ def test_zero_momentum_copies_the_student() -> None:
     assert torch.equal(model.teacher.text_proj.weight, model.text_proj.weight)
 
 
+def test_each_loss_has_its_own_share_of_the_teacher() -> None:
+    """Table 1 distils ITC alone, then MLM too: each loss is that of a step in which both have its share."""
+    losses = {}
+    for alpha, mlm_alpha in ((0.0, None), (0.4, None), (0.4, 0.0), (0.0, 0.4)):
+        out = pretraining()(**batch(4), alpha=alpha, mlm_alpha=mlm_alpha, generator=seeded())
+        losses[alpha, mlm_alpha] = (out.loss_itc.item(), out.loss_mlm.item())
+    assert losses[0.4, 0.0] == (losses[0.4, None][0], losses[0.0, None][1])
+    assert losses[0.0, 0.4] == (losses[0.0, None][0], losses[0.4, None][1])
+    assert losses[0.0, None][0] != losses[0.4, None][0] and losses[0.0, None][1] != losses[0.4, None][1]
+
+
 def test_steps_lower_every_loss() -> None:
     model = pretraining()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

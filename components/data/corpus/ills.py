@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,7 @@ def write_web(
         url = web.file(f"found/{scene.file}", disguised((pictures / scene.file).read_bytes(), number))
         web.row(scene.captions[0], url, "deduplicate", Reason.LEAK_NEAR)
 
+    _exchange_captions(web, list(own), good, train, params.wrong_captions)
     web.rows.sort(key=lambda row: row.place)
     (folder / LIST_FILE).write_bytes(b"".join(row.line + b"\n" for row in web.rows))
     table = json.dumps(web.responses, indent=0, sort_keys=True)
@@ -213,6 +214,24 @@ def _any_captions(web: Web, train: Sequence[Scene], count: int) -> Iterator[tupl
     for number in range(count):
         scene = train[int(web.rng.integers(len(train)))]
         yield number, scene.captions[0]
+
+
+def _exchange_captions(
+    web: Web, scenes: Sequence[Scene], good: dict[str, list[Row]], train: Sequence[Scene], count: int
+) -> None:
+    """Give `count` good rows of these `scenes`, which have no ill of their own, a caption of another scene."""
+    own = [(scene, row) for scene in scenes for row in good[scene.name]]
+    taken = {scene.name: set(scene.captions) for scene in scenes}  # one that stands there already would be a duplicate
+    changed: dict[int, Row] = {}
+    for place in web.rng.permutation(len(own))[:count] if count else ():
+        scene, row = own[place]
+        caption = scene.captions[0]
+        while caption in taken[scene.name]:
+            other = train[int(web.rng.integers(len(train)))]
+            caption = other.captions[int(web.rng.integers(len(other.captions)))]
+        taken[scene.name].add(caption)
+        changed[id(row)] = replace(row, line=caption.encode() + row.line[row.line.index(b"\t") :])
+    web.rows = [changed.get(id(row), row) for row in web.rows]
 
 
 def _redirect(web: Web, scene: Scene, url: str) -> str:

@@ -37,6 +37,7 @@ class WebParams(BaseModel, frozen=True, extra="forbid"):
     truncated_files: int = _count(30, "pictures whose end is missing")
     empty_captions: int = _count(30, "captions of which nothing is left after cleaning")
     long_captions: int = _count(40, "captions of more than 30 words")
+    wrong_captions: int = _count(0, "captions of another scene, as the web's alt texts are: no stage can tell them")
     # duplicates and leaks
     exact_duplicates: int = _count(50, "pictures at a second URL, byte for byte, with a caption that they have already")
     merged_duplicates: int = _count(30, "the same, with a caption of its own")
