@@ -83,6 +83,7 @@ def whole(tmp_path_factory):
         models=models,
         curves=curves,
         evaluation=data / "evaluation",
+        ablations=data / "ablations",
         report=data / "report",
     )
     return data

@@ -37,6 +37,7 @@ def report(
     models: Path,
     curves: Path,
     evaluation: Path,
+    ablations: Path,
     report: Path,
     runtime: Runtime = Runtime(),
 ) -> None:
@@ -59,6 +60,7 @@ def report(
         models=models,
         curves=curves,
         evaluation=evaluation,
+        ablations=ablations,
         report=report,
     )
     page = gather(

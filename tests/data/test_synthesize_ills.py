@@ -85,7 +85,7 @@ def test_counts_add_up_from_stage_to_stage(built, ills):
 
 
 def test_wrong_captions_are_of_other_scenes_and_nothing_else_changes(built, ills, tmp_path):
-    folder, runtime = built
+    folder, _runtime = built
     true = PARAMS.model_copy(update={"web": WEB.model_copy(update={"wrong_captions": 0})})
     synthesize(true, corpus=tmp_path / "corpus", runtime=Runtime(work=tmp_path / "work", processes=1))
     assert json.loads((tmp_path / "corpus" / "ills.json").read_text()) == ills
@@ -100,7 +100,8 @@ def test_wrong_captions_are_of_other_scenes_and_nothing_else_changes(built, ills
     for line, before in changed:
         caption, url = line.decode().split("\t")
         assert url == before.decode().split("\t")[1]
-        assert caption in everything and caption not in captions[url.rsplit("/", 1)[-1]]
+        assert caption in everything
+        assert caption not in captions[url.rsplit("/", 1)[-1]]
 
 
 def test_no_row_suffers_from_two_ills(built, ills):

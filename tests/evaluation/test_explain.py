@@ -137,7 +137,19 @@ def test_bad_input_is_said_in_a_sentence(folder, explained, tmp_path) -> None:
 
 
 def report_of(data, **params):
-    names = ("corpus", "raw", "clean", "unique", "shards", "tasks", "validation", "models", "curves", "evaluation")
+    names = (
+        "corpus",
+        "raw",
+        "clean",
+        "unique",
+        "shards",
+        "tasks",
+        "validation",
+        "models",
+        "curves",
+        "evaluation",
+        "ablations",
+    )
     report(ReportParams(**params), **{name: data / name for name in names}, report=data / "report")
     return (data / "report" / "index.html").read_text()
 

@@ -6,15 +6,17 @@ from html.parser import HTMLParser
 
 import pytest
 
+from components.evaluation.ablations import AblationResult, AblationRow, write_ablation
 from components.evaluation.page.funnel import read_funnel
 from components.evaluation.page.plots import COLOURS
 from components.evaluation.page.samples import kept_samples
 from components.evaluation.page.thumbnails import thumbnail
 from components.evaluation.report import ReportParams, report
+from components.io.errors import UserError
 from tests.evaluation import made_stages as made
 
 STAGES = ("corpus", "raw", "clean", "unique", "shards", "tasks")
-FOLDERS = (*STAGES, "validation", "models", "curves", "evaluation", "report")
+FOLDERS = (*STAGES, "validation", "models", "curves", "evaluation", "ablations", "report")
 VOID = {"meta", "link", "img", "br", "use", "path"}
 
 
@@ -72,6 +74,43 @@ def text(data):
 @pytest.fixture(scope="module")
 def page(text):
     return Page(text)
+
+
+def test_ablations_show_means_deviations_and_the_best(data, page, tmp_path):
+    assert "Ablations" not in page.visible  # there are none
+    shutil.copytree(data, tmp_path / "data")
+    rows = (
+        AblationRow(name=made.HOSTILE, values={"text": (40.0, 42.0), "image": (30.0, 30.0)}),
+        AblationRow(name="less", values={"text": (45.0, 47.5), "image": (29.0, 30.0)}),
+    )
+    result = AblationResult(
+        name="mine",
+        title="What helps",
+        paper="ALBEF, table 1",
+        recipe="demo",
+        seeds=(1, 2),
+        columns=("text", "image"),
+        rows=rows,
+    )
+    write_ablation(result, tmp_path / "data" / "ablations")
+    shown = Page(build(tmp_path / "data"))
+    assert made.HOSTILE in shown.visible
+    for words in (
+        "What helps after ALBEF, table 1",
+        "Recipe demo, seeds 1, 2",
+        "less 46.2 ± 1.8 29.5 ± 0.7",
+        "30.0 ± 0.0",
+    ):
+        assert words in shown.visible
+    assert len(shown.all("b")) == len(page.all("b")) + 2  # the best of each column
+
+
+def test_a_damaged_ablation_is_named(data, tmp_path):
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "data" / "ablations").mkdir()
+    (tmp_path / "data" / "ablations" / "mine.json").write_text('{"name": "mine"}')
+    with pytest.raises(UserError, match=r"mine\.json is no result of `vlp flow ablation`"):
+        build(tmp_path / "data")
 
 
 def test_hostile_texts_are_shown_as_text(text, page):

@@ -47,7 +47,19 @@ def test_hostile_texts_fit_every_screen(tmp_path, monkeypatch) -> None:
     run.mkdir()
     metrics = {"kind": "vqa", "task": "<b>t", "items": 3, "accuracy": 1.0, "by_type": {LONG: 3.0}, "note": captions[0]}
     (run / "metrics.json").write_text(json.dumps(metrics))
-    names = ("corpus", "raw", "clean", "unique", "shards", "tasks", "validation", "models", "curves", "evaluation")
+    names = (
+        "corpus",
+        "raw",
+        "clean",
+        "unique",
+        "shards",
+        "tasks",
+        "validation",
+        "models",
+        "curves",
+        "evaluation",
+        "ablations",
+    )
     report(ReportParams(title=LONG[:200]), **{name: tmp_path / name for name in names}, report=tmp_path / "report")
 
     measure = tmp_path / "measure.html"

@@ -97,7 +97,8 @@ def test_each_loss_has_its_own_share_of_the_teacher() -> None:
         losses[alpha, mlm_alpha] = (out.loss_itc.item(), out.loss_mlm.item())
     assert losses[0.4, 0.0] == (losses[0.4, None][0], losses[0.0, None][1])
     assert losses[0.0, 0.4] == (losses[0.0, None][0], losses[0.4, None][1])
-    assert losses[0.0, None][0] != losses[0.4, None][0] and losses[0.0, None][1] != losses[0.4, None][1]
+    assert losses[0.0, None][0] != losses[0.4, None][0]
+    assert losses[0.0, None][1] != losses[0.4, None][1]
 
 
 def test_steps_lower_every_loss() -> None:

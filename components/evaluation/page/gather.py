@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from components.evaluation.ablations import read_ablations
 from components.evaluation.page import plots
 from components.evaluation.page.funnel import Step, funnel_warnings, read_funnel
 from components.evaluation.page.heat import Heat, heat_examples
@@ -22,7 +23,14 @@ from components.evaluation.page.samples import (
     rejected_samples,
 )
 from components.evaluation.page.statistics import SourceStatistics, read_statistics
-from components.evaluation.page.tables import RuleCount, TaskDetail, clean_rules, task_details
+from components.evaluation.page.tables import (
+    AblationTable,
+    RuleCount,
+    TaskDetail,
+    ablation_table,
+    clean_rules,
+    task_details,
+)
 from components.evaluation.page.training import Training, read_trainings
 from components.evaluation.page.validation import Validation, read_validation
 from components.evaluation.papers.compare import Comparison, compare
@@ -58,6 +66,7 @@ class Folders:
     models: Path
     curves: Path
     evaluation: Path
+    ablations: Path
     report: Path
 
 
@@ -100,6 +109,7 @@ class Page:
     task_rows: tuple[tuple[str, ...], ...]
     task_details: tuple[TaskDetail, ...]
     rules: Mapping[str, tuple[RuleCount, ...]]
+    ablations: tuple[AblationTable, ...]
     trainings: tuple[TrainingPlots, ...]
     steps: tuple[Step, ...]
     tasks: tuple[Step, ...]
@@ -155,6 +165,7 @@ def gather(folders: Folders, *, title: str, samples: int, queries: int, explaine
         task_rows=tuple(task_table(folders.evaluation)),
         task_details=tuple(task_details(folders.evaluation, folders.models, folders.shards)),
         rules=clean_rules(folders.clean),
+        ablations=tuple(map(ablation_table, read_ablations(folders.ablations))),
         trainings=tuple(
             TrainingPlots(training, _curve_plots(training))
             for training in read_trainings(folders.curves, folders.models)

@@ -1,4 +1,4 @@
-"""Tables of results in rows of text: the papers beside a run, a task's parts, the rules that `clean` applied."""
+"""Tables of results in rows of text: a task's parts with the papers beside them, ablations, the rules of `clean`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from components.evaluation.ablations import AblationResult, cell
 from components.evaluation.papers.compare import Comparison, compare
 from components.evaluation.summary import METRICS_FILE, task_runs
 from components.io.records import MANIFEST_FILE
@@ -43,6 +45,27 @@ class RuleCount:
 
     rule: str
     count: int
+
+
+@dataclass(frozen=True)
+class AblationTable:
+    """An ablation's rows: a variant's name, then the text of each column and whether it is the column's best mean."""
+
+    result: AblationResult
+    rows: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...]
+
+
+def ablation_table(result: AblationResult) -> AblationTable:
+    """The texts of an ablation: means and deviations over seeds."""
+    best = {column: max((fmean(row.values[column]) for row in result.rows), default=0.0) for column in result.columns}
+    rows = tuple(
+        (
+            row.name,
+            tuple((cell(row.values[column]), fmean(row.values[column]) == best[column]) for column in result.columns),
+        )
+        for row in result.rows
+    )
+    return AblationTable(result, rows)
 
 
 def task_details(evaluation: Path, models: Path, shards: Path) -> list[TaskDetail]:
