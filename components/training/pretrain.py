@@ -43,7 +43,7 @@ class PretrainParams(TrainingParams, frozen=True, extra="forbid"):
     )
     distill: tuple[Literal["itc", "mlm"], ...] = Field(
         default=("itc", "mlm"),
-        description="losses that the teacher's soft targets enter with weight `alpha` (eq. 6, 7; table 1 takes them apart)",
+        description="losses with the teacher's soft targets, of weight `alpha` (eq. 6, 7; apart in table 1)",
     )
     mlm_weight: float = Field(default=1.0, ge=0, le=100, description="weight of MLM in the sum; 1 in the paper (eq. 5)")
     max_tokens: int = Field(

@@ -62,7 +62,15 @@ def _is_shared_code(line: str) -> bool:
 def make_project(folder: Path) -> Project:
     folder.mkdir(parents=True, exist_ok=True)
     modules = [stage.module.replace(".", "/") + ".py" for stage in STAGES.values()]
-    for name in (*modules, "params.yaml", ".dvcignore", "data/.gitignore", ".dvc/config", ".dvc/.gitignore"):
+    for name in (
+        *modules,
+        "params.yaml",
+        ".dvcignore",
+        "data/.gitignore",
+        "data/ablations/.gitignore",
+        ".dvc/config",
+        ".dvc/.gitignore",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, folder / name)
     fake = Path(__file__).with_name("fake_stage.py")

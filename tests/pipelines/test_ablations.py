@@ -133,7 +133,6 @@ def wide_project(project):
     """The copy of the project whose stages can be run from the workspace too."""
     text = (project.folder / "dvc.yaml").read_text()
     (project.folder / "dvc.yaml").write_text(text.replace("fake_stage.py", str(project.folder / "fake_stage.py")))
-    (project.folder / "data" / "ablations").mkdir()
     return project
 
 
