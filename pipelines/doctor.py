@@ -1,4 +1,4 @@
-"""``vlp doctor``: what of this machine would stop a run, found before the run."""
+"""``vlp doctor``: what of this machine, or of the cluster that runs use, would stop a run, found before the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ sys.exit(0 if total.item() == 3 else 1)
 
 def doctor(root: Path) -> list[tuple[bool, str]]:
     """What was looked at, as (fine, sentence) pairs; nothing is changed."""
-    return [finding for look in (_machine, _packages, _folders, _repository, _torch) for finding in look(root)]
+    return [
+        finding for look in (_machine, _packages, _folders, _repository, _torch, _cluster) for finding in look(root)
+    ]
 
 
 def report(root: Path) -> None:
@@ -107,6 +109,34 @@ def _torch(root: Path) -> Iterator[tuple[bool, str]]:
     yield _reach("gloo")
     if gpus > 1:
         yield _reach("nccl")
+
+
+def _cluster(root: Path) -> Iterator[tuple[bool, str]]:
+    """The nodes of ``runtime.ray_address``, of the parameters or the environment, where there is one."""
+    from pipelines.environment import apply_environment
+    from pipelines.params import PARAMS_FILE, check_params, read_yaml
+
+    try:
+        content = read_yaml(root / PARAMS_FILE)
+        apply_environment(content)
+        params = check_params(content, PARAMS_FILE.name)
+    except UserError:  # `_folders` has said it
+        return
+    trainings = [params.pretrain, *params.finetune.runs.values()]  # type: ignore[attr-defined]
+    places = list(dict.fromkeys(one.checkpoint.storage_path for one in trainings if one.checkpoint.storage_path))
+    if params.runtime.ray_address is None:
+        from pipelines.launch.nodes import said, write_there
+
+        for place in places:
+            try:
+                write_there(0, 1, place)
+                yield True, f"{place} can be written to"
+            except (UserError, OSError) as error:
+                yield False, f"{place} cannot be written to: {said(error)}"
+        return
+    from pipelines.launch.nodes import check_nodes
+
+    yield from check_nodes(params.runtime.ray_address, (root / params.runtime.work).resolve(), places, PACKAGES)
 
 
 def _reach(backend: str) -> tuple[bool, str]:

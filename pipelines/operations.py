@@ -73,7 +73,7 @@ def launch(
 
 
 def doctor() -> None:
-    """Look at this machine for what would stop a run: versions, room, folders, processes that reach each other."""
+    """Look for what would stop a run, here and on a cluster's nodes: versions, room, folders, reachability."""
     from pipelines.doctor import report
 
     report(Path.cwd())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -79,3 +80,36 @@ def _require_answer(address: str) -> None:
         raise UserError(
             f"runtime.ray_address is {address}, where no Ray cluster answers ({error}): start one, or set it to null"
         ) from None
+
+
+def ask_nodes(
+    run: Callable[..., Any], address: str, *arguments: Any, gpus: bool = False, seconds: float = 120.0
+) -> dict[str, Any]:
+    """Call ``run(rank, count, *arguments)`` on every node of a Ray cluster at once; what each returned, by its address.
+
+    An exception stands for a node's answer where it raised one, or gave none within `seconds`. With `gpus` only nodes
+    that have some are asked, for one each. Raises UserError where no cluster answers.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if not ray.is_initialized():
+        _require_answer(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    nodes = [node for node in ray.nodes() if node["Alive"] and (not gpus or node["Resources"].get("GPU", 0) >= 1)]
+    nodes.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
+    asked = {}
+    for rank, node in enumerate(nodes):
+        name = f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        remote = ray.remote(run).options(num_cpus=0, num_gpus=int(gpus), max_retries=0, scheduling_strategy=place)
+        asked[name] = remote.remote(rank, len(nodes), *arguments)
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=seconds)
+    answers: dict[str, Any] = {}
+    for name, reference in asked.items():
+        try:
+            answers[name] = ray.get(reference, timeout=0)
+        except Exception as error:  # its answer; whoever asked says what it means
+            answers[name] = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+            ray.cancel(reference, force=True)
+    return answers

@@ -15,6 +15,7 @@ import pytest
 from components.data.tokenizer import train_tokenizer
 from components.io.errors import UserError
 from pipelines.launch import local
+from pipelines.params import read_yaml
 from tests.training.conftest import MODEL, TRAINING, write_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +111,28 @@ def test_the_cluster_runs_once_and_lets_nobody_in_without_its_token(folder, give
     refused = subprocess.run(command, cwd=folder, env=wrong, capture_output=True, text=True, check=False)
     assert refused.returncode != 0
     assert "token" in refused.stderr.lower()
+
+
+def test_the_doctor_looks_at_every_node(folder, given, tmp_path):
+    storage = tmp_path / "checkpoints"
+    content = read_yaml(ROOT / "pipelines/recipes/demo.yaml")
+    content["pretrain"]["checkpoint"] = {"storage_path": str(storage)}
+    content["finetune"]["runs"]["retrieval"]["checkpoint"] = {"storage_path": "/proc/nowhere"}
+    (tmp_path / "params.yaml").write_text(json.dumps(content))
+    command = [sys.executable, "-c", "from pipelines.cli import main; main()", "doctor"]
+    asked = subprocess.run(
+        command, cwd=tmp_path, env=environment(given), capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert asked.returncode == 2, "one place cannot be written to, and this is no repository"
+    for line in (
+        f"ok   Ray cluster at {given['RAY_ADDRESS']}: 3 nodes",
+        "ok   all nodes have the same versions as this machine",
+        "ok   gloo: all 3 nodes reach each other",
+        f"ok   {storage} can be written to from all nodes",
+        "BAD  /proc/nowhere cannot be written to from node ",
+    ):
+        assert line in asked.stdout, asked.stdout + asked.stderr
+    assert list(storage.iterdir()) == []
 
 
 def test_a_training_goes_on_from_its_checkpoint_on_the_node_that_is_left(folder, given):
