@@ -49,7 +49,9 @@ class Ablation(BaseModel, frozen=True, extra="forbid"):
     paper: str = Field(default="", description="the paper and the table that it follows")
     note: str = Field(default="", description="what a reader must know of the numbers")
     recipe: str = Field(description="parameters that all variants start from: a recipe's name")
-    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1, description="of pretrain and of all runs")
+    seeds: tuple[Seed, ...] = Field(
+        default=(1, 2, 3), min_length=1, description="of pretrain, its assign_text, and of all runs"
+    )
     common: dict[str, Any] = Field(default={}, description="parameters of all variants, merged into the recipe's")
     variants: dict[str, dict[str, Any] | None] = Field(
         min_length=1, description="the rows of the table: parameters that differ, merged into those"
@@ -135,7 +137,9 @@ def plan(ablation: Ablation, name: str, seeds: Sequence[int] = ()) -> list[Cell]
             missing = [run for run in ablation.runs if run not in content.get("finetune", {}).get("runs", {})]
             if missing:
                 raise UserError(f"{name}: {variant} has no run {missing[0]}, which a column reads")
-            for training in (content.setdefault("pretrain", {}), *content["finetune"]["runs"].values()):
+            pretrain = content.setdefault("pretrain", {})
+            assign_text = pretrain.get("assign_text") or {}
+            for training in (pretrain, assign_text, *content["finetune"]["runs"].values()):
                 training["seed"] = seed
             check_params(content, f"{name}: {variant}")
             apply_environment(content)
