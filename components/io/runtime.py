@@ -12,4 +12,9 @@ class Runtime(BaseModel, frozen=True, extra="forbid"):
 
     processes: int = Field(default=0, ge=0, description="worker processes for data stages; 0: one per core")
     ray_address: str | None = Field(default=None, description="Ray cluster that runs data stages and training")
+    gpus: int | None = Field(
+        default=None,
+        ge=0,
+        description="GPUs that the Ray cluster starts when they are asked for; null: it does not grow",
+    )
     work: Path = Field(default=Path("work"), description="unfinished work and checkpoints; shared by all nodes")

@@ -24,6 +24,8 @@ from components.training.saving import termination
 from components.training.settings import TrainingParams
 
 FAILURE_FILE, LEAVE_FILE = "failure.json", "leave"
+# Ray asks once a minute for workers that are not there yet; a new machine that fetches a large image takes many minutes
+TRIES, TRIES_WHILE_GROWING = 3, 30
 
 
 def launch(train: Callable[[Worker], Any], params: TrainingParams, storage: Path, runtime: Runtime) -> Any:
@@ -50,7 +52,9 @@ def launch(train: Callable[[Worker], Any], params: TrainingParams, storage: Path
         _connect(params, runtime)
     try:
         least = params.min_workers or params.num_workers
-        use_gpu = ray.cluster_resources().get("GPU", 0) >= least
+        # a cluster that grows has few machines yet, or none: what it can start counts, not what it has
+        use_gpu = max(ray.cluster_resources().get("GPU", 0), runtime.gpus or 0) >= least
+        tries = TRIES if runtime.gpus is None else TRIES_WHILE_GROWING
         workers = params.num_workers if least == params.num_workers else (least, params.num_workers)
         launched = uuid.uuid4().hex
         trainer = TorchTrainer(
@@ -59,7 +63,7 @@ def launch(train: Callable[[Worker], Any], params: TrainingParams, storage: Path
             run_config=RunConfig(
                 name=storage.name,
                 storage_path=str(storage / "ray"),
-                failure_config=FailureConfig(max_failures=params.max_failures, controller_failure_limit=3),
+                failure_config=FailureConfig(max_failures=params.max_failures, controller_failure_limit=tries),
             ),
         )
         with termination(lambda: _note(storage / LEAVE_FILE, launched)):

@@ -24,6 +24,8 @@ def environment(settings: Clusters) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": str(settings.clone),  # its code goes before the image's
         "VLP_RUNTIME_RAY_ADDRESS": "auto",
+        # workers start when they are asked for, so that a training cannot see at its start what it may have
+        "VLP_RUNTIME_GPUS": str(settings.max_workers * settings.gpus_per_worker),
         "VLP_RUNTIME_WORK": str(settings.clone / "work"),
     }
 

@@ -66,6 +66,7 @@ def test_dry_run_renders_and_starts_nothing(here, target, monkeypatch, capsys):
     assert "token" in rendered.lower()
     for secret in ("AWS_SECRET", "aws_secret", "BEGIN"):
         assert secret not in rendered
+    assert "VLP_RUNTIME_GPUS" in rendered
     if target == "aws":
         assert "at most 2.16 USD/h by the list of 2025-06-01" in said  # 0.2016 + 2 x 0.9776
 

@@ -129,3 +129,21 @@ def test_in_process_an_error_is_raised_as_it_is_and_no_cluster_is_asked(tmp_path
 
     with pytest.raises(UserError, match=r"^one sentence$"):
         launch(fail, SimpleNamespace(num_workers=0), tmp_path, Runtime())
+
+
+@pytest.mark.parametrize(("gpus", "asked"), [(None, (False, 3)), (1, (False, 30)), (2, (True, 30))])
+def test_a_cluster_that_grows_is_asked_for_the_gpus_that_it_has_yet_to_start(
+    ray_cluster, pretrain_params, tmp_path, monkeypatch, gpus, asked
+):
+    found = []
+
+    class Asked:
+        def __init__(self, train, *, scaling_config, run_config):
+            found.append((scaling_config.use_gpu, run_config.failure_config.controller_failure_limit))
+
+        def fit(self):
+            return SimpleNamespace(return_value="done")
+
+    monkeypatch.setattr("ray.train.torch.TorchTrainer", Asked)
+    assert launch(len, pretrain_params(num_workers=2), tmp_path, Runtime(gpus=gpus)) == "done"
+    assert found == [asked]
