@@ -37,16 +37,20 @@ def rank_answers(
     *,
     top_k: int,
     max_answer_tokens: int,
+    part: range | None = None,
     batch_size: int = 16,
     device: str | torch.device = "cpu",
     advance: Callable[[int], None] = silent,
 ) -> list[Answer]:
-    """The best of `candidates` for every item, of the `top_k` whose first token is likeliest, as published."""
+    """The best of `candidates` for every item, of the `top_k` whose first token is likeliest, as published.
+
+    With `part` for its items alone, in the order of `TaskSplit.members`.
+    """
     answer_ids, answer_mask = (
         part.to(device) for part in encode_answers(load_tokenizer(tokenizer), list(candidates), max_answer_tokens)
     )
     answers: dict[int, Answer] = {}
-    for items, ids, mask in split.batches(texts, batch_size):
+    for items, ids, mask in split.batches(texts, batch_size, part):
         images = split.images(items).to(device)
         ranking = model.rank(images, ids.to(device), mask.to(device), answer_ids, answer_mask, top_k)
         best, likely = ranking.candidates.cpu().tolist(), ranking.probabilities.cpu().tolist()
@@ -54,7 +58,7 @@ def rank_answers(
             ranked = tuple(candidates[place] for place in order)
             answers[item] = Answer(ranked[0], float(probabilities[0]), ranked)
         advance(len(items))
-    return [answers[item] for item in range(len(split))]
+    return [answers[item] for item in sorted(answers)]
 
 
 def generate_answers(
@@ -64,20 +68,21 @@ def generate_answers(
     tokenizer: Path,
     *,
     max_answer_tokens: int,
+    part: range | None = None,
     batch_size: int = 16,
     device: str | torch.device = "cpu",
     advance: Callable[[int], None] = silent,
 ) -> list[Answer]:
-    """A free answer to every item, by the likeliest next token."""
+    """A free answer to every item, or to every one of `part`, by the likeliest next token."""
     words = load_tokenizer(tokenizer)
     answers: dict[int, Answer] = {}
-    for items, ids, mask in split.batches(texts, batch_size):
+    for items, ids, mask in split.batches(texts, batch_size, part):
         said = model.generate(split.images(items).to(device), ids.to(device), mask.to(device), max_answer_tokens)
         for item, tokens in zip(items, said.cpu().tolist(), strict=True):
             text = words.decode(tokens)
             answers[item] = Answer(text, 1.0, (text,))
         advance(len(items))
-    return [answers[item] for item in range(len(split))]
+    return [answers[item] for item in sorted(answers)]
 
 
 def vqa_accuracy(answer: str, people: Sequence[str]) -> float:

@@ -34,20 +34,18 @@ def class_logits(
     split: TaskSplit,
     texts: Texts,
     *,
+    part: range | None = None,
     batch_size: int = 64,
     device: str | torch.device = "cpu",
     advance: Callable[[int], None] = silent,
 ) -> NDArray[np.float32]:
-    """Logits (N, C) of all N items, in their order."""
-    logits: NDArray[np.float32] | None = None
-    for items, ids, mask in split.batches(texts, batch_size):
+    """Logits (N, C) of a part's N items, or of all, in the order of `TaskSplit.members`."""
+    logits: dict[int, NDArray[np.float32]] = {}
+    for items, ids, mask in split.batches(texts, batch_size, part):
         found = model.classify(split.images(items).to(device), ids.to(device), mask.to(device)).float().cpu().numpy()
-        if logits is None:
-            logits = np.zeros((len(split), found.shape[1]), np.float32)
-        logits[items] = found
+        logits.update(zip(items, found, strict=True))
         advance(len(items))
-    assert logits is not None  # a split has items
-    return logits
+    return np.stack([logits[item] for item in sorted(logits)])
 
 
 def class_metrics(

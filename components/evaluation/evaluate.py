@@ -73,7 +73,18 @@ class EvaluateParams(BaseModel, frozen=True, extra="forbid"):
         description="retrieval: pictures that the report's t-SNE shows, with their first captions; 0: none",
     )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="of the resamples")
-    num_threads: int = Field(default=0, ge=0, le=1024, description="torch threads; 0: torch's own choice")
+    pictures_per_part: int = Field(
+        default=128,
+        ge=1,
+        le=1_000_000,
+        description="pictures, or items of a task, that a worker does at a time, rounded up to whole batches",
+    )
+    num_threads: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="torch threads of each process; more of them, and fewer processes, need less memory",
+    )
 
 
 def evaluate(
@@ -93,37 +104,35 @@ def evaluate(
     model (see `components.evaluation.retrieval`). Candidates outside the top k follow it in the order of similarity.
     Tasks of other kinds have accuracies in percent instead: ``accuracy``, and beside it ``majority`` (always the
     commonest answer) and ``chance``.
-    One process, on the first CUDA device where there is one: nothing here runs on `runtime`'s workers yet.
+    The workers of `runtime` encode and score, each part once: any number of them gives the same bytes. What they
+    computed is kept below ``runtime.work`` for the next evaluation of the same weights and split (see
+    `components.evaluation.sharing`).
     Raises UserError when the split is missing or empty or has a picture without captions, when the weights do not fit
     their configuration, or when captions may be longer than the model reads.
     """
-    import torch
-
     from components.data.tasks.annotations import task_kind
+    from components.evaluation.albef_parts import RetrievalEncoding, score_split
     from components.evaluation.embedding import embedding_map
     from components.evaluation.inputs import RetrievalSplit
     from components.evaluation.results import write_results
-    from components.evaluation.scoring import count_pairs, rerank_itm, score_itc, with_tail
+    from components.evaluation.scoring import with_tail
+    from components.evaluation.sharing import encoding_of
     from components.evaluation.tower_models import is_tower_model
-    from components.evaluation.weights import load_model
+    from components.evaluation.weights import load_config
     from components.io.errors import UserError
-    from components.io.progress import progress
 
-    if params.num_threads:
-        torch.set_num_threads(params.num_threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = task_kind(task / params.split)
     if kind != "retrieval":
         from components.evaluation.tasks import evaluate_task
 
-        evaluate_task(params, kind=kind, run=run, task=task, weights=weights, evaluation=evaluation, device=device)
+        evaluate_task(params, kind=kind, run=run, task=task, weights=weights, evaluation=evaluation, runtime=runtime)
         return
     if is_tower_model(weights):
         from components.evaluation.tower_evaluation import evaluate_towers
 
-        evaluate_towers(params, run=run, task=task, weights=weights, evaluation=evaluation, device=device)
+        evaluate_towers(params, run=run, task=task, weights=weights, evaluation=evaluation, runtime=runtime)
         return
-    model, config = load_model(weights, device, params.image_size)
+    config = load_config(weights, params.image_size)
     if params.max_tokens > config.max_positions:
         raise UserError(
             f"evaluate.max_tokens is {params.max_tokens}, but the model in {weights} reads at most "
@@ -137,25 +146,21 @@ def evaluate(
             f"{weights} holds a tokenizer of more than the model's {config.vocab_size} words: train it again"
         )
 
-    with progress(f"evaluate {run}: encode", len(split) + len(texts)) as advance:
-        itc = score_itc(model, split, texts, batch_size=params.batch_size, device=device, advance=advance)
-    with progress(f"evaluate {run}: re-rank", count_pairs(itc.similarity, params.top_k), "pairs") as advance:
-        itm = rerank_itm(
-            model,
-            split,
-            texts,
-            itc,
-            top_k=params.top_k,
-            batch_size=params.batch_size,
-            pair_batch_size=params.pair_batch_size,
-            device=device,
-            advance=advance,
-        )
+    scores = score_split(
+        encoding_of(RetrievalEncoding, params, runtime),
+        split,
+        texts,
+        weights,
+        top_k=params.top_k,
+        pair_batch_size=params.pair_batch_size,
+        runtime=runtime,
+        label=f"evaluate {run}",
+    )
 
-    similarity = itc.similarity
+    similarity, itm = scores.similarity, scores.itm
     placed = embedding_map(
-        itc.image_features.numpy(),
-        itc.text_features.numpy(),
+        scores.image_features.numpy(),
+        scores.text_features.numpy(),
         split.picture_of,
         pictures=params.tsne_pictures,
     )

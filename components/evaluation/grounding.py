@@ -105,21 +105,22 @@ def point(
     mode: Mode = "itm",
     layer: int | None = None,
     power: float = 0.5,
+    part: range | None = None,
     batch_size: int = 32,
     device: str | torch.device = "cpu",
     advance: Callable[[int], None] = silent,
 ) -> list[Pointed]:
-    """The candidates of every item, ranked; items without candidates have none."""
+    """The candidates of every item, or of a part's in the order of `TaskSplit.members`; items without any have none."""
     layer = default_layer(model, mode) if layer is None else layer
     sizes = list(zip(*(split.reader.column(name).to_pylist() for name in ("width", "height")), strict=True))
     pointed: dict[int, Pointed] = {}
-    for items, ids, mask in split.batches(texts, batch_size):
+    for items, ids, mask in split.batches(texts, batch_size, part):
         heat = heat_maps(model, mode, layer, split.images(items).to(device), ids.to(device), mask.to(device)).cpu()
         for item, one in zip(items, heat, strict=True):
             row = split.items[item]
             pointed[item] = rank_proposals(one, sizes[row["pictures"][0]], row["candidates"], power)
         advance(len(items))
-    return [pointed[item] for item in range(len(split))]
+    return [pointed[item] for item in sorted(pointed)]
 
 
 def grounding_metrics(

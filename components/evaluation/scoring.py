@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -101,26 +101,56 @@ def score_itc(
 
     `advance` is called with the number of pictures or captions just finished. Results lie on the CPU.
     """
-    image_features = []
-    for start in range(0, len(pictures), batch_size):
-        images = pictures[start : start + batch_size]  # (b, 3, H, W)
-        image_features.append(model.encode_image(images.to(device))[1].float().cpu())
-        advance(len(images))
+    if not len(pictures) or not len(texts):
+        raise ValueError(f"{len(pictures)} pictures and {len(texts)} captions: nothing to score")
+    given: dict[str, Any] = {"batch_size": batch_size, "device": device, "advance": advance}
+    image_features = picture_features(model, pictures, range(len(pictures)), **given)
     text_tokens: Tensor | None = None
-    text_features: Tensor | None = None
-    for index in _by_length(texts.lengths, batch_size):
+    text_features = torch.zeros(len(texts), image_features.shape[1])  # (M, E)
+    for index, tokens, features in caption_outputs(model, texts, by_length(texts.lengths), **given):
+        if text_tokens is None:
+            text_tokens = tokens.new_zeros(*texts.input_ids.shape, tokens.shape[-1])  # (M, L, D)
+        text_tokens[index, : tokens.shape[1]] = tokens
+        text_features[index] = features
+    assert text_tokens is not None  # there are captions
+    return ItcScores(image_features @ text_features.T, text_tokens, image_features, text_features)
+
+
+@torch.inference_mode()
+def picture_features(
+    model: RetrievalModel,
+    pictures: Pictures,
+    part: range,
+    *,
+    batch_size: int,
+    device: str | torch.device = "cpu",
+    advance: Callable[[int], None] = silent,
+) -> Tensor:
+    """Features (len(part), E) float32 on the CPU of the pictures of `part`, consecutive ones."""
+    found = []
+    for start in range(part.start, part.stop, batch_size):
+        images = pictures[start : min(start + batch_size, part.stop)]  # (b, 3, H, W)
+        found.append(model.encode_image(images.to(device))[1].float().cpu())
+        advance(len(images))
+    return torch.cat(found)
+
+
+@torch.inference_mode()
+def caption_outputs(
+    model: RetrievalModel,
+    texts: Texts,
+    order: Tensor,
+    *,
+    batch_size: int,
+    device: str | torch.device = "cpu",
+    advance: Callable[[int], None] = silent,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Captions `order` in batches: their indices (b,), tokens (b, l, D) and features (b, E) float32, on the CPU."""
+    for index in order.split(batch_size):
         ids, mask = _trimmed(texts, index)  # (b, l)
         tokens, features = model.encode_text(ids.to(device), mask.to(device))
-        if text_tokens is None or text_features is None:
-            text_tokens = tokens.new_zeros(*texts.input_ids.shape, tokens.shape[-1], device="cpu")  # (M, L, D)
-            text_features = torch.zeros(len(texts), features.shape[-1])  # (M, E)
-        text_tokens[index, : ids.shape[1]] = tokens.cpu()
-        text_features[index] = features.float().cpu()
+        yield index, tokens.cpu(), features.float().cpu()
         advance(len(index))
-    if text_tokens is None or text_features is None or not image_features:
-        raise ValueError(f"{len(pictures)} pictures and {len(texts)} captions: nothing to score")
-    images_found = torch.cat(image_features)
-    return ItcScores(images_found @ text_features.T, text_tokens, images_found, text_features)
 
 
 @torch.inference_mode()
@@ -139,34 +169,101 @@ def rerank_itm(
     """Match logits of each query's `top_k` candidates by similarity (fewer where there are fewer candidates).
 
     `batch_size` pictures are encoded at once and their pairs run in batches of `pair_batch_size`; neither changes the
-    scores but for rounding. `advance` is called with the number of pairs just finished (`count_pairs` in all).
+    scores but for rounding. `advance` is called with the number of pairs just finished (`Candidates.count` in all).
     """
-    texts_of, pictures_of = _candidates(itc.similarity, top_k)  # (N, k), (M, k)
-    logits = torch.full_like(itc.similarity, OUTSIDE, dtype=torch.float32)  # (N, M)
-    for start in range(0, len(pictures), batch_size):
-        stop = min(start + batch_size, len(pictures))
-        picture, text = _pairs(texts_of, pictures_of, start, stop)  # (pairs,) twice
+    candidates = Candidates.of(itc.similarity, top_k)
+    picture, text = candidates.pairs(range(len(pictures)))
+    logits = match_logits(
+        model,
+        pictures,
+        texts,
+        lambda captions, length: itc.text_tokens[captions, :length],
+        (picture, text),
+        range(len(pictures)),
+        batch_size=batch_size,
+        pair_batch_size=pair_batch_size,
+        device=device,
+        advance=advance,
+    )
+    return candidates.scores(picture, text, logits)
+
+
+@torch.inference_mode()
+def match_logits(
+    model: RetrievalModel,
+    pictures: Pictures,
+    texts: Texts,
+    text_tokens: Callable[[Tensor, int], Tensor],
+    pairs: tuple[Tensor, Tensor],
+    part: range,
+    *,
+    batch_size: int,
+    pair_batch_size: int,
+    device: str | torch.device = "cpu",
+    advance: Callable[[int], None] = silent,
+) -> Tensor:
+    """Match logits (pairs,) float32 of `pairs`: picture indices in `part`, rising, and caption indices.
+
+    `text_tokens(captions, length)` gives the first tokens (c, length, D) of captions (c,), on any device.
+    """
+    logits = torch.zeros(len(pairs[0]))
+    for start in range(part.start, part.stop, batch_size):
+        stop = min(start + batch_size, part.stop)
+        low, high = torch.searchsorted(pairs[0], torch.tensor([start, stop])).tolist()
+        if low == high:
+            continue
+        picture, text = pairs[0][low:high], pairs[1][low:high]  # (pairs,) twice
         image_tokens = model.encode_image(pictures[start:stop].to(device))[0]  # (b, P, D)
         for first in range(0, len(picture), SORTED_BATCHES * pair_batch_size):
             some = slice(first, first + SORTED_BATCHES * pair_batch_size)
-            for order in _by_length(texts.lengths[text[some]], pair_batch_size):
-                of_picture, of_text = picture[some][order], text[some][order]  # (pairs,)
-                mask = _trimmed(texts, of_text)[1].to(device)  # (pairs, l)
-                text_tokens = itc.text_tokens[of_text, : mask.shape[1]].to(device)  # (pairs, l, D)
-                shown, rows = torch.unique(of_picture - start, return_inverse=True)  # (c,), (pairs,)
-                match = model.match(image_tokens[shown.to(device)], text_tokens, mask, rows.to(device))  # (pairs, 2)
-                logits[of_picture, of_text] = match[:, MATCH].float().cpu()
+            for order in by_length(texts.lengths[text[some]]).split(pair_batch_size):
+                of_picture, of_text = picture[some][order], text[some][order]  # (p,)
+                mask = _trimmed(texts, of_text)[1].to(device)  # (p, l)
+                tokens = text_tokens(of_text, mask.shape[1]).to(device)  # (p, l, D)
+                shown, rows = torch.unique(of_picture - start, return_inverse=True)  # (c,), (p,)
+                match = model.match(image_tokens[shown.to(device)], tokens, mask, rows.to(device))  # (p, 2)
+                logits[low + first + order] = match[:, MATCH].float().cpu()
                 advance(len(of_text))
-    return ItmScores(
-        image_to_text=_only(logits, texts_of),
-        text_to_image=_only(logits.T, pictures_of),
-    )
+    return logits
 
 
-def count_pairs(similarity: Tensor, top_k: int) -> int:
-    """The pairs that `rerank_itm` runs: those in a picture's top k, in a caption's, or in both (counted once)."""
-    texts_of, pictures_of = _candidates(similarity, top_k)
-    return len(_pairs(texts_of, pictures_of, 0, len(similarity))[0])
+@dataclass(frozen=True)
+class Candidates:
+    """Who is re-ranked: `texts_of` (N, k) the best captions of each picture, `pictures_of` (M, k) the other way."""
+
+    texts_of: Tensor
+    pictures_of: Tensor
+
+    @classmethod
+    def of(cls, similarity: Tensor, top_k: int) -> Self:
+        """The `top_k` best of each query by `similarity` (N, M); all where there are fewer."""
+        pictures, texts = similarity.shape
+        return cls(
+            similarity.topk(min(top_k, texts), dim=1).indices,
+            similarity.T.topk(min(top_k, pictures), dim=1).indices,
+        )
+
+    def pairs(self, part: range) -> tuple[Tensor, Tensor]:
+        """The pairs of the pictures of `part` that either side asks for: picture and caption indices, each pair once.
+
+        In the order of pictures, then of captions.
+        """
+        wanted = torch.zeros(len(part), len(self.pictures_of), dtype=torch.bool)  # (b, M)
+        wanted.scatter_(1, self.texts_of[part.start : part.stop], True)
+        text, place = torch.nonzero((self.pictures_of >= part.start) & (self.pictures_of < part.stop), as_tuple=True)
+        wanted[self.pictures_of[text, place] - part.start, text] = True
+        picture, text = torch.nonzero(wanted, as_tuple=True)
+        return picture + part.start, text
+
+    def count(self) -> int:
+        """All pairs: those in a picture's top k, in a caption's, or in both (counted once)."""
+        return len(self.pairs(range(len(self.texts_of)))[0])
+
+    def scores(self, picture: Tensor, text: Tensor, logits: Tensor) -> ItmScores:
+        """The logits of all pairs as matrices, in which each side has what it asked for."""
+        whole = torch.full((len(self.texts_of), len(self.pictures_of)), OUTSIDE)  # (N, M)
+        whole[picture, text] = logits
+        return ItmScores(_only(whole, self.texts_of), _only(whole.T, self.pictures_of))
 
 
 def with_tail(reranked: Tensor, similarity: Tensor) -> Tensor:
@@ -181,30 +278,9 @@ def with_tail(reranked: Tensor, similarity: Tensor) -> Tensor:
     return torch.where(inside > OUTSIDE, inside, floor - 1 - (tail.amax(dim=1, keepdim=True) - tail))
 
 
-def _candidates(similarity: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The `top_k` captions of each picture (N, k) and pictures of each caption (M, k)."""
-    pictures, texts = similarity.shape
-    return (
-        similarity.topk(min(top_k, texts), dim=1).indices,
-        similarity.T.topk(min(top_k, pictures), dim=1).indices,
-    )
-
-
-def _pairs(texts_of: Tensor, pictures_of: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """The pairs of pictures `start` to `stop` that either side asks for: picture and caption indices, each once."""
-    wanted = torch.zeros(stop - start, len(pictures_of), dtype=torch.bool)  # (b, M)
-    wanted.scatter_(1, texts_of[start:stop], True)
-    text, place = torch.nonzero((pictures_of >= start) & (pictures_of < stop), as_tuple=True)
-    wanted[pictures_of[text, place] - start, text] = True
-    picture, text = torch.nonzero(wanted, as_tuple=True)
-    return picture + start, text
-
-
-def _by_length(lengths: Tensor, size: int) -> Iterator[Tensor]:
-    """Indices in batches of at most `size`, short texts first: little padding, so little wasted work."""
-    order = torch.argsort(lengths, stable=True)
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
+def by_length(lengths: Tensor) -> Tensor:
+    """Indices, short texts first: batches of them hold little padding, so little wasted work."""
+    return torch.argsort(lengths, stable=True)
 
 
 def _trimmed(texts: Texts, index: Tensor) -> tuple[Tensor, Tensor]:

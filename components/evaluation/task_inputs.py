@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from components.data.cleaning.pictures import open_picture
 from components.data.tasks.annotations import Annotations
 from components.data.tokenizer import load_tokenizer
 from components.evaluation.inputs import DECODERS
-from components.evaluation.scoring import Texts
+from components.evaluation.scoring import Texts, by_length
 from components.io.errors import UserError
 from components.io.shards import ShardReader
 from components.training.augment import evaluation_view, normalise, to_batch
@@ -50,10 +49,15 @@ class TaskSplit:
         with ThreadPoolExecutor(DECODERS) as pool:
             return normalise(to_batch(list(pool.map(self._view, wanted))))
 
-    def batches(self, texts: Texts, size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Items in batches of at most `size`, short texts first: their numbers, token ids (b, l) and mask."""
-        order = torch.argsort(texts.lengths, stable=True)
-        for some in order.split(size):
+    def members(self, texts: Texts, part: range | None = None) -> list[int]:
+        """The numbers of the items of a part, rising; all without one. A part counts in the order of length."""
+        order = by_length(texts.lengths)
+        return sorted((order if part is None else order[part.start : part.stop]).tolist())
+
+    def batches(self, texts: Texts, size: int, part: range | None = None) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+        """A part's items in batches of at most `size`, short texts first: their numbers, token ids (b, l) and mask."""
+        order = by_length(texts.lengths)
+        for some in (order if part is None else order[part.start : part.stop]).split(size):
             length = int(texts.lengths[some].max())
             yield some.tolist(), texts.input_ids[some, :length], texts.attention_mask[some, :length]
 

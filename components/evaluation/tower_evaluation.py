@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from components.evaluation.embedding import embedding_map
 from components.evaluation.results import write_results
 from components.evaluation.scoring import with_tail
-from components.evaluation.tower_models import EncodedSplit, load_tower_model
-from components.evaluation.tower_scoring import ENSEMBLE, embed_all, main_score, recalls, score_all, score_candidates
-from components.io.progress import progress
+from components.evaluation.sharing import encoding_of
+from components.evaluation.tower_models import EncodedSplit, load_sizes
+from components.evaluation.tower_parts import AllScores, TowerEncoding, score_split
+from components.evaluation.tower_scoring import ENSEMBLE, main_score, recalls
+from components.io.runtime import Runtime
 
 if TYPE_CHECKING:
     from components.evaluation.evaluate import EvaluateParams
@@ -31,7 +33,7 @@ FIRST = {ENSEMBLE: "t2i", "vitr": "similarity"}  # what stands beside the main s
 
 
 def evaluate_towers(
-    params: EvaluateParams, *, run: str, task: Path, weights: Path, evaluation: Path, device: str
+    params: EvaluateParams, *, run: str, task: Path, weights: Path, evaluation: Path, runtime: Runtime
 ) -> None:
     """Evaluate `weights` on ``task/SPLIT``; write metrics, ranks and examples into `evaluation`.
 
@@ -40,25 +42,28 @@ def evaluate_towers(
     ``labels`` says which, and ``scores`` has the recalls of all, each with ``r_sum``, the sum of six.
     Raises UserError when the split or the weights are missing or damaged.
     """
-    model, sizes = load_tower_model(weights, device)
-    with progress(f"evaluate {run}: encode", None) as advance:
-        split = EncodedSplit(task / params.split, model, sizes, weights, device, advance=advance)
+    sizes = load_sizes(weights)
+    split = EncodedSplit(task / params.split, sizes, weights)
     split.check_folds(params.folds)
-    with progress(f"evaluate {run}: score", len(split)) as advance:
-        if params.tower_candidates is None:
-            scores = score_all(model.head, split, device=device, advance=advance)
-            vectors = embed_all(model.head, split, device=device)
-            both = {name: (matrix.numpy(), matrix.T.numpy()) for name, matrix in scores.items()}
-        else:
-            found = score_candidates(model.head, split, params.tower_candidates, device=device, advance=advance)
-            vectors = found.images, found.texts
-            both = {
-                name: (
-                    with_tail(matrix, found.first).numpy(),
-                    with_tail(found.text_to_image[name], found.first.T).numpy(),
-                )
-                for name, matrix in found.image_to_text.items()
-            }
+    found = score_split(
+        encoding_of(TowerEncoding, params, runtime),
+        split,
+        weights,
+        top=params.tower_candidates,
+        runtime=runtime,
+        label=f"evaluate {run}",
+    )
+    if isinstance(found, AllScores):
+        both = {name: (matrix.numpy(), matrix.T.numpy()) for name, matrix in found.scores.items()}
+    else:
+        both = {
+            name: (
+                with_tail(matrix, found.first).numpy(),
+                with_tail(found.text_to_image[name], found.first.T).numpy(),
+            )
+            for name, matrix in found.image_to_text.items()
+        }
+    vectors = found.images, found.texts
     images, texts = (side.numpy() for side in vectors)
     placed = embedding_map(images, texts, split.picture_of, pictures=params.tsne_pictures)
     chosen = main_score(list(both))

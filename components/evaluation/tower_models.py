@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from components.data.tokenizer import load_tokenizer
 from components.evaluation.inputs import RetrievalSplit
 from components.evaluation.tower_scoring import Source
 from components.io.errors import UserError
-from components.io.progress import silent
 from components.training.augment import MEAN, STD
 from models.dual.config import DualConfig
 from models.dual.model import DualHead
@@ -35,6 +33,7 @@ from models.vitr.head import VitrHead
 from models.vitr.head_config import VitrHeadConfig
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+READ_PICTURES, READ_CAPTIONS = 32, 64  # in a pass of the towers
 HEADS: dict[str, tuple[type[Any], type[Any]]] = {
     "linear": (DualConfig, DualHead),
     "hat": (HatHeadConfig, HatHead),
@@ -96,10 +95,23 @@ def is_tower_model(weights: Path) -> bool:
     return isinstance(content, dict) and content.get("kind") in HEADS
 
 
-def load_tower_model(folder: Path, device: str | torch.device) -> tuple[TowerModel, dict[str, Any]]:
-    """The model, in evaluation mode, and its configuration. Raises UserError when a file is missing or damaged."""
+def load_sizes(folder: Path) -> dict[str, Any]:
+    """The configuration of the model in `folder`. Raises UserError when it is missing or damaged."""
     try:
         sizes: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        for key, kind in (("image", ImageTowerConfig), ("text", TextTowerConfig), ("head", HEADS[sizes["kind"]][0])):
+            kind.model_validate_json(json.dumps(sizes[key]))
+        return sizes | {"max_tokens": int(sizes["max_tokens"])}
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename} does not exist: run the stage that trains these weights first") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, error) from None
+
+
+def load_tower_model(folder: Path, device: str | torch.device) -> tuple[TowerModel, dict[str, Any]]:
+    """The model, in evaluation mode, and its configuration. Raises UserError when a file is missing or damaged."""
+    sizes = load_sizes(folder)
+    try:
         image = ImageTower(ImageTowerConfig.model_validate_json(json.dumps(sizes["image"])))
         text = TextTower(TextTowerConfig.model_validate_json(json.dumps(sizes["text"])))
         config = HEADS[sizes["kind"]][0].model_validate_json(json.dumps(sizes["head"]))
@@ -107,61 +119,73 @@ def load_tower_model(folder: Path, device: str | torch.device) -> tuple[TowerMod
         model.load_state_dict(load_file(folder / WEIGHTS_FILE))
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} does not exist: run the stage that trains these weights first") from None
-    except (OSError, ValueError, KeyError, RuntimeError, ValidationError, SafetensorError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{folder} is damaged or not of its {CONFIG_FILE} ({reason}): train it again") from None
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise _damaged(folder, error) from None
     return model.eval().to(device), sizes
 
 
+def _damaged(folder: Path, error: Exception) -> UserError:
+    reason = str(error).partition("\n")[0]
+    return UserError(f"{folder} is damaged or not of its {CONFIG_FILE} ({reason}): train it again")
+
+
 class EncodedSplit(RetrievalSplit):
-    """A split whose pictures and captions the towers read once; outputs are kept in memory as float16.
+    """A split as the towers see it, by the tokenizer in `tokenizer`; outputs that are read lie in memory as float16.
 
-    Where the model lacks a tower, its outputs come from `cached`. `advance` hears of pictures and captions read.
-
-    Raises UserError as `RetrievalSplit`.
+    Where nothing was read, outputs come from `cached`. Raises UserError as `RetrievalSplit`.
     """
 
-    def __init__(
-        self,
+    def __init__(self, folder: Path, sizes: dict[str, Any], tokenizer: Path, cached: Source | None = None) -> None:
+        super().__init__(folder, int(sizes["image"]["image_size"]))
+        self.cached = cached
+        self._ids, self._mask = load_tokenizer(tokenizer).encode_batch(self.captions, int(sizes["max_tokens"]))
+        self.lengths: NDArray[np.int64] = self._mask.sum(dim=1).numpy()
+        self._regions: dict[int, list[Tensor]] = {}
+        self._words: dict[int, list[Tensor]] = {}
+
+    @classmethod
+    def read(
+        cls,
         folder: Path,
         model: TowerModel,
         sizes: dict[str, Any],
         tokenizer: Path,
         device: str | torch.device,
         cached: Source | None = None,
-        advance: Callable[[int], None] = silent,
-    ) -> None:
-        super().__init__(folder, int(sizes["image"]["image_size"]))
-        self.cached, self._advance = cached, advance
-        self._regions: list[list[Tensor]] = []
-        self._words: list[list[Tensor]] = []
-        with torch.inference_mode():
-            if model.image is not None:
-                self._read_pictures(model.image, device)
-            ids, mask = load_tokenizer(tokenizer).encode_batch(self.captions, int(sizes["max_tokens"]))
-            self.lengths: NDArray[np.int64] = mask.sum(dim=1).numpy()
-            if isinstance(model.text, TextTower):
-                self._read_captions(model.text, ids, mask, device)
+    ) -> EncodedSplit:
+        """The split with all that the model has a tower for read."""
+        split = cls(folder, sizes, tokenizer, cached)
+        if model.image is not None:
+            split.read_pictures(model.image, range(len(split)), device)
+        if isinstance(model.text, TextTower):
+            split.read_captions(model.text, np.argsort(split.lengths, kind="stable"), device)
+        return split
 
-    def _read_pictures(self, tower: ImageTower, device: str | torch.device) -> None:
+    @torch.inference_mode()
+    def read_pictures(self, tower: ImageTower, part: range, device: str | torch.device) -> None:
+        """Let the tower read the pictures of `part`; those read before are forgotten."""
+        self._regions = {}
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-        for start in range(0, len(self), 32):
-            images = (self[start : start + 32] * std + mean).clamp(0, 1).to(device)
+        for start in range(part.start, part.stop, READ_PICTURES):
+            some = range(start, min(start + READ_PICTURES, part.stop))
+            images = (self[some.start : some.stop] * std + mean).clamp(0, 1).to(device)
             levels = [level.half().cpu() for level in tower(images)]
-            self._regions += [list(one) for one in zip(*levels, strict=True)]
-            self._advance(len(images))
+            self._regions.update(zip(some, (list(one) for one in zip(*levels, strict=True)), strict=True))
 
-    def _read_captions(self, tower: TextTower, ids: Tensor, mask: Tensor, device: str | torch.device) -> None:
-        found: dict[int, list[Tensor]] = {}
-        order = np.argsort(self.lengths, kind="stable")
-        for at in range(0, len(order), 64):
-            rows = torch.from_numpy(order[at : at + 64])
-            longest = int(self.lengths[order[at : at + 64]].max())
-            levels = tower(ids[rows, :longest].to(device), mask[rows, :longest].to(device))
+    @torch.inference_mode()
+    def read_captions(self, tower: TextTower, order: NDArray[np.int64], device: str | torch.device) -> None:
+        """Let the tower read the captions `order`, best by length; those read before are forgotten."""
+        self._words = {}
+        for at in range(0, len(order), READ_CAPTIONS):
+            rows = torch.from_numpy(order[at : at + READ_CAPTIONS])
+            longest = int(self.lengths[rows.numpy()].max())
+            levels = tower(self._ids[rows, :longest].to(device), self._mask[rows, :longest].to(device))
             for place, row in enumerate(rows.tolist()):
-                found[row] = [level[place, : int(self.lengths[row])].half().cpu() for level in levels]
-            self._advance(len(rows))
-        self._words = [found[row] for row in range(len(self.captions))]
+                self._words[row] = [level[place, : int(self.lengths[row])].half().cpu() for level in levels]
+
+    def words_of(self, caption: int) -> list[Tensor]:
+        """Words (n, width) float16 of each level of one caption."""
+        return self._words[caption]
 
     def regions(self, pictures: Sequence[int]) -> list[Tensor]:
         """Regions (P, k, width) float32 of each level."""
@@ -175,5 +199,5 @@ class EncodedSplit(RetrievalSplit):
             return self.cached.words(captions)
         lengths = torch.from_numpy(self.lengths[np.asarray(captions)])
         mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-        levels = zip(*(self._words[i] for i in captions), strict=True)
+        levels = zip(*(self.words_of(i) for i in captions), strict=True)
         return [nn.utils.rnn.pad_sequence(list(level), batch_first=True).float() for level in levels], mask

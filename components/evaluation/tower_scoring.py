@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from components.evaluation.retrieval import recall_metrics, retrieval_ranks
-from components.evaluation.scoring import OUTSIDE
+from components.evaluation.scoring import Candidates
 from components.io.progress import silent
 
 ENSEMBLE = "ensemble"
@@ -46,28 +46,45 @@ def score_all(
 ) -> dict[str, Tensor]:
     """Scores (P, C) float32 by name, of the first `pictures` pictures (all by default) with their captions.
 
-    Captions go in order of length, so that little is computed for padding. Where the head has both directions of HAT,
-    their mean stands beside them as `ensemble`. `advance` hears of pictures.
+    Where the head has both directions of HAT, their mean stands beside them as `ensemble`. `advance` hears of pictures.
     """
     count = len(source) if pictures is None else min(pictures, len(source))
     captions = np.flatnonzero(source.picture_of < count)
+    scores: dict[str, list[Tensor]] = {}
+    for start in range(0, count, picture_block):
+        part = range(start, min(start + picture_block, count))
+        for name, rows in score_rows(head, source, part, captions, device=device, caption_block=caption_block).items():
+            scores.setdefault(name, []).append(rows)
+        advance(len(part))
+    return mean_of_directions({name: torch.cat(rows) for name, rows in scores.items()})
+
+
+@torch.inference_mode()
+def score_rows(
+    head: nn.Module,
+    source: Source,
+    part: range,
+    captions: NDArray[np.int64],
+    *,
+    device: str | torch.device = "cpu",
+    caption_block: int = CAPTIONS,
+) -> dict[str, Tensor]:
+    """Scores (len(part), C) float32 by name of the pictures of `part` with `captions` (C,), rising.
+
+    Captions go in order of length, so that little is computed for padding.
+    """
     order = captions[np.argsort(source.lengths[captions], kind="stable")]
     scores: dict[str, Tensor] = {}
     head.eval()
-    for start in range(0, count, picture_block):
-        chosen = range(start, min(start + picture_block, count))
-        regions = [level.to(device) for level in source.regions(chosen)]
-        for at in range(0, len(order), caption_block):
-            columns = order[at : at + caption_block]
-            words, mask = source.words(columns.tolist())
-            found = head(regions, [level.to(device) for level in words], mask.to(device))
-            for name, block in found.items():
-                whole = scores.setdefault(name, torch.zeros(count, len(captions)))
-                whole[start : start + len(chosen), torch.from_numpy(np.searchsorted(captions, columns))] = (
-                    block.float().cpu()
-                )
-        advance(len(chosen))
-    return mean_of_directions(scores)
+    regions = [level.to(device) for level in source.regions(part)]
+    for at in range(0, len(order), caption_block):
+        columns = order[at : at + caption_block]
+        words, mask = source.words(columns.tolist())
+        found = head(regions, [level.to(device) for level in words], mask.to(device))
+        for name, block in found.items():
+            whole = scores.setdefault(name, torch.zeros(len(part), len(captions)))
+            whole[:, torch.from_numpy(np.searchsorted(captions, columns))] = block.float().cpu()
+    return scores
 
 
 def mean_of_directions(scores: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -76,7 +93,7 @@ def mean_of_directions(scores: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class TwoStage(NamedTuple):
-    """Scores of candidates alone, by name; what is no candidate of a query is `OUTSIDE` in its row."""
+    """Scores of candidates alone, by name; what is no candidate of a query is minus infinity in its row."""
 
     first: Tensor  # (P, C) cosines that chose the candidates
     image_to_text: dict[str, Tensor]  # (P, C) each
@@ -85,26 +102,43 @@ class TwoStage(NamedTuple):
     texts: Tensor  # (C, D)
 
 
-@torch.inference_mode()
 def embed_all(
     head: Any, source: Source, *, device: str | torch.device = "cpu", caption_block: int = CAPTIONS
 ) -> tuple[Tensor, Tensor]:
     """The head's global vectors of all pictures (P, D) and captions (C, D), float32 on the CPU."""
-    head.eval()
-    images = [head.embed_images([level.to(device) for level in source.regions([one])]) for one in range(len(source))]
     order = np.argsort(source.lengths, kind="stable")
-    texts: Tensor | None = None
-    for at in range(0, len(order), caption_block):
-        columns = order[at : at + caption_block]
-        words, mask = source.words(columns.tolist())
-        found = head.embed_texts([level.to(device) for level in words], mask.to(device))
-        texts = found.new_zeros(len(order), found.shape[1]) if texts is None else texts
-        texts[torch.from_numpy(columns)] = found
-    assert texts is not None  # a split has captions
-    return torch.cat(images).float().cpu(), texts.float().cpu()
+    found = embed_captions(head, source, order, device=device, caption_block=caption_block)
+    texts = torch.empty_like(found)
+    texts[torch.from_numpy(order)] = found
+    return embed_pictures(head, source, range(len(source)), device=device), texts
 
 
 @torch.inference_mode()
+def embed_pictures(head: Any, source: Source, part: range, *, device: str | torch.device = "cpu") -> Tensor:
+    """The head's global vectors (len(part), D) of pictures, float32 on the CPU."""
+    head.eval()
+    found = [head.embed_images([level.to(device) for level in source.regions([one])]) for one in part]
+    return torch.cat(found).float().cpu()
+
+
+@torch.inference_mode()
+def embed_captions(
+    head: Any,
+    source: Source,
+    order: NDArray[np.int64],
+    *,
+    device: str | torch.device = "cpu",
+    caption_block: int = CAPTIONS,
+) -> Tensor:
+    """The head's global vectors (c, D) of the captions `order` (c,), best by length, float32 on the CPU."""
+    head.eval()
+    found = []
+    for at in range(0, len(order), caption_block):
+        words, mask = source.words(order[at : at + caption_block].tolist())
+        found.append(head.embed_texts([level.to(device) for level in words], mask.to(device)))
+    return torch.cat(found).float().cpu()
+
+
 def score_candidates(
     head: Any,
     source: Source,
@@ -119,32 +153,60 @@ def score_candidates(
     A pair that both of its sides ask for is scored once. With `top` at the number of captions all is as `score_all`.
     `advance` hears of pictures.
     """
-    count, captions = len(source), len(source.picture_of)
     images, texts = embed_all(head, source, device=device, caption_block=caption_block)
-    first = images @ texts.T  # (P, C)
-    asked = torch.zeros_like(first, dtype=torch.bool).scatter_(1, first.topk(min(top, captions), dim=1).indices, True)
-    asking = torch.zeros_like(first.T, dtype=torch.bool).scatter_(
-        1, first.T.topk(min(top, count), dim=1).indices, True
-    )  # (C, P)
-    result = TwoStage(first, {}, {}, images, texts)
-    for picture in range(count):
-        regions = [level.to(device) for level in source.regions([picture])]
-        wanted = torch.nonzero(asked[picture] | asking[:, picture])[:, 0].numpy()
-        wanted = wanted[np.argsort(source.lengths[wanted], kind="stable")]
-        for at in range(0, len(wanted), caption_block):
-            columns = wanted[at : at + caption_block]
-            words, mask = source.words(columns.tolist())
-            found_scores = head(regions, [level.to(device) for level in words], mask.to(device))
-            for name, block in found_scores.items():
-                for whole, shape in ((result.image_to_text, first.shape), (result.text_to_image, first.T.shape)):
-                    whole.setdefault(name, torch.full(shape, OUTSIDE))
-                row, places = block[0].float().cpu(), torch.from_numpy(columns)
-                mine, theirs = asked[picture, places], asking[places, picture]
-                result.image_to_text[name][picture, places[mine]] = row[mine]
-                result.text_to_image[name][places[theirs], picture] = row[theirs]
+    candidates = Candidates.of(images @ texts.T, top)
+    pairs = candidates.pairs(range(len(source)))
+    scores = score_pairs(head, source, pairs, device=device, caption_block=caption_block, advance=advance)
+    return two_stage(images, texts, candidates, pairs, scores)
+
+
+@torch.inference_mode()
+def score_pairs(
+    head: Any,
+    source: Source,
+    pairs: tuple[Tensor, Tensor],
+    *,
+    device: str | torch.device = "cpu",
+    caption_block: int = CAPTIONS,
+    advance: Callable[[int], None] = silent,
+) -> dict[str, Tensor]:
+    """Scores (pairs,) float32 by name of `pairs`: picture indices, rising, and caption indices.
+
+    `advance` hears of pictures.
+    """
+    scores: dict[str, Tensor] = {}
+    picture, text = pairs
+    for one in torch.unique(picture).tolist():
+        low, high = torch.searchsorted(picture, torch.tensor([one, one + 1])).tolist()
+        wanted = text[low:high].numpy()
+        order = np.argsort(source.lengths[wanted], kind="stable")
+        regions = [level.to(device) for level in source.regions([one])]
+        for at in range(0, len(order), caption_block):
+            places = order[at : at + caption_block]
+            words, mask = source.words(wanted[places].tolist())
+            found = head(regions, [level.to(device) for level in words], mask.to(device))
+            for name, block in found.items():
+                whole = scores.setdefault(name, torch.zeros(len(picture)))
+                whole[torch.from_numpy(low + places)] = block[0].float().cpu()
         advance(1)
-    return result._replace(
-        image_to_text=mean_of_directions(result.image_to_text), text_to_image=mean_of_directions(result.text_to_image)
+    return scores
+
+
+def two_stage(
+    images: Tensor,
+    texts: Tensor,
+    candidates: Candidates,
+    pairs: tuple[Tensor, Tensor],
+    scores: Mapping[str, Tensor],
+) -> TwoStage:
+    """Scores of pairs (pairs,) by name, as the matrices of both directions."""
+    found = {name: candidates.scores(*pairs, values) for name, values in scores.items()}
+    return TwoStage(
+        images @ texts.T,
+        mean_of_directions({name: one.image_to_text for name, one in found.items()}),
+        mean_of_directions({name: one.text_to_image for name, one in found.items()}),
+        images,
+        texts,
     )
 
 

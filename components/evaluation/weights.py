@@ -17,14 +17,10 @@ from models.albef.model import Albef
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 
 
-def load_model(
-    folder: Path, device: str | torch.device = "cpu", image_size: int | None = None
-) -> tuple[Albef, AlbefConfig]:
-    """The model in `folder` in evaluation mode on `device`, and its configuration.
+def load_config(folder: Path, image_size: int | None = None) -> AlbefConfig:
+    """The configuration of the model in `folder`, for pictures of `image_size` where that is given.
 
-    With `image_size` the model reads pictures of another size than it was trained on: its position embeddings are
-    resized. An MLM head is left out.
-    Raises UserError when a file is missing or damaged, or the weights are not those of the configuration.
+    Raises UserError when a file is missing or damaged, or the size does not divide into patches.
     """
     for name in (WEIGHTS_FILE, CONFIG_FILE):
         if not (folder / name).is_file():
@@ -36,13 +32,26 @@ def load_model(
         raise UserError(
             f"{folder / CONFIG_FILE} is no ALBEF configuration ({reason}): train the weights again"
         ) from None
-    if image_size is not None:
-        if image_size % config.patch_size:
-            raise UserError(
-                f"evaluate.image_size is {image_size}, but the model in {folder} reads patches of {config.patch_size} "
-                "pixels: choose a multiple"
-            )
-        config = config.model_copy(update={"image_size": image_size})
+    if image_size is None:
+        return config
+    if image_size % config.patch_size:
+        raise UserError(
+            f"evaluate.image_size is {image_size}, but the model in {folder} reads patches of {config.patch_size} "
+            "pixels: choose a multiple"
+        )
+    return config.model_copy(update={"image_size": image_size})
+
+
+def load_model(
+    folder: Path, device: str | torch.device = "cpu", image_size: int | None = None
+) -> tuple[Albef, AlbefConfig]:
+    """The model in `folder` in evaluation mode on `device`, and its configuration.
+
+    With `image_size` the model reads pictures of another size than it was trained on: its position embeddings are
+    resized. An MLM head is left out.
+    Raises UserError when a file is missing or damaged, or the weights are not those of the configuration.
+    """
+    config = load_config(folder, image_size)
     model = Albef(config)
     try:
         load_student(model, load_file(folder / WEIGHTS_FILE))

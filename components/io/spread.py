@@ -17,15 +17,22 @@ CONNECT_SECONDS = 10.0
 
 
 def spread(
-    run: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], *, processes: int = 0, ray_address: str | None = None
+    run: Callable[..., Any],
+    jobs: Sequence[tuple[Any, ...]],
+    *,
+    processes: int = 0,
+    ray_address: str | None = None,
+    cpus: int = 1,
+    gpus: int = 0,
 ) -> Iterator[int]:
     """Call ``run(*job)`` for every job, side by side; yields 0, 1, 2 … as jobs finish, in whatever order.
 
     Jobs communicate through files, so no result is returned. The first error stops the rest and is raised here.
-    `processes` 0 means one per core; one process (or one job) runs in this process, which debuggers like.
+    `processes` 0 means one per core; one process (or one job) runs in this process, which debuggers like. On a cluster
+    each job asks for `cpus` and `gpus`, and is done again, up to three times, when its worker or node is lost.
     """
     if ray_address is not None:
-        yield from _spread_on_ray(run, jobs, ray_address)
+        yield from _spread_on_ray(run, jobs, ray_address, cpus, gpus)
         return
     processes = min(processes or os.cpu_count() or 1, len(jobs))
     if processes <= 1:
@@ -49,24 +56,52 @@ def spread(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _spread_on_ray(run: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], address: str) -> Iterator[int]:
+def cluster_gpus(address: str) -> int:
+    """GPUs of the Ray cluster at `address`. Raises UserError when none answers."""
     import ray
 
-    if not ray.is_initialized():
-        _require_answer(address)
-        ray.init(address=address, log_to_driver=False)
-    remote = ray.remote(run)
+    _connect(address)
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def _spread_on_ray(
+    run: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], address: str, cpus: int, gpus: int
+) -> Iterator[int]:
+    import ray
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, RayTaskError, WorkerCrashedError
+
+    _connect(address)
+    # max_calls 0: else Ray starts a new process for each job that asks for a GPU, which loads its weights anew
+    remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=0)(run)
     waiting = [remote.remote(*job) for job in jobs]
     finished = 0
     try:
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1)
-            ray.get(ready)
+            try:
+                ray.get(ready)
+            except RayTaskError as error:
+                if isinstance(error.cause, UserError):  # whose message here holds a traceback
+                    raise UserError(str(error.cause)) from None
+                raise
+            except (WorkerCrashedError, OutOfMemoryError, NodeDiedError) as error:
+                raise UserError(
+                    f"the cluster at {address} lost a worker at every try of a part ({type(error).__name__}), probably "
+                    "for want of memory: give it more, or smaller batches, and run again; finished parts are kept"
+                ) from None
             yield finished
             finished += 1
     finally:
         for reference in waiting:
             ray.cancel(reference)
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    if not ray.is_initialized():
+        _require_answer(address)
+        ray.init(address=address, log_to_driver=False)
 
 
 def _require_answer(address: str) -> None:

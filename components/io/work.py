@@ -24,6 +24,7 @@ from components.io.runtime import Runtime
 from components.io.spread import spread
 
 DONE_FILE = "done.json"
+SEALED = "sha256"  # in what a partition reported: the digests of its files
 DISCARDED = ".discarded"  # ends the names of folders that are being removed
 
 
@@ -99,20 +100,66 @@ def map_partitions(
     runtime: Runtime,
     label: str,
     name: str = "part",
+    cpus: int = 1,
+    gpus: int = 0,
 ) -> list[tuple[Path, dict[str, Any]]]:
     """Run `run` over `items` on the runtime's processes or Ray cluster, skipping what an earlier run finished.
 
-    `run` must be importable (a module's function or a `functools.partial` of one). Returns, in the order of `items`,
-    each partition's folder (``work/NAME-00000`` …) and what `run` returned for it.
+    `run` must be importable (a module's function or a `functools.partial` of one); on a cluster each partition asks for
+    `cpus` and `gpus`. Returns, in the order of `items`, each partition's folder (``work/NAME-00000`` …) and what `run`
+    returned for it.
     """
     folders = [work / f"{name}-{index:05d}" for index in range(len(items))]
     jobs = [
         (run, item, folder) for item, folder in zip(items, folders, strict=True) if not (folder / DONE_FILE).is_file()
     ]
     with progress(label, total=len(items), unit="parts", done=len(items) - len(jobs)) as advance:
-        for _ in spread(run_partition, jobs, processes=runtime.processes, ray_address=runtime.ray_address):
+        for _ in spread(
+            run_partition, jobs, processes=runtime.processes, ray_address=runtime.ray_address, cpus=cpus, gpus=gpus
+        ):
             advance()
     return [(folder, json.loads((folder / DONE_FILE).read_text(encoding="utf-8"))) for folder in folders]
+
+
+def seal(run: Callable[[Any, Path], dict[str, Any]], item: Any, folder: Path) -> dict[str, Any]:
+    """Run a partition and report the sha256 of each file it wrote, for `drop_damaged`: use ``partial(seal, run)``."""
+    result = run(item, folder)
+    return {**result, SEALED: {path.name: sha256_file(path) for path in sorted(folder.iterdir())}}
+
+
+def drop_damaged(work: Path) -> list[str]:
+    """Remove the finished partitions in `work` whose files are not those that `seal` saw; their names, sorted."""
+    damaged = [done.parent for done in sorted(work.glob(f"*/{DONE_FILE}")) if not _whole(done.parent)]
+    for folder in damaged:
+        shutil.rmtree(folder)
+    return [folder.name for folder in damaged]
+
+
+def _whole(folder: Path) -> bool:
+    try:
+        sealed = json.loads((folder / DONE_FILE).read_text(encoding="utf-8"))[SEALED]
+        present = {path.name: sha256_file(path) for path in folder.iterdir() if path.name != DONE_FILE}
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(sealed == present)
+
+
+def keep_within(folder: Path, limit: int) -> None:
+    """Remove the longest unused work folders in `folder` until what they hold together is within `limit` bytes.
+
+    A folder is used when a partition is finished in it, or when it is touched (`os.utime`).
+    """
+    sizes = {}
+    for work in folder.iterdir() if folder.is_dir() else ():
+        if work.is_dir() and not work.name.startswith("."):
+            files = [path.stat().st_size for path in work.rglob("*") if path.is_file()]
+            sizes[work] = (work.stat().st_mtime_ns, sum(files))
+    total = sum(size for _, size in sizes.values())
+    for work, (_, size) in sorted(sizes.items(), key=lambda entry: entry[1]):
+        if total <= limit:
+            break
+        discard(work)
+        total -= size
 
 
 def publish(built: Path, out: Path) -> None:

@@ -99,7 +99,9 @@ class TowerTask:
             from components.evaluation.tower_models import EncodedSplit
 
             whole = TowerModel(self.model.head, self.model.image, self.towers[1] if self.model.text else None).eval()
-            source = EncodedSplit(self.val_records, whole, self.sizes, self.val.folder.parent, device, cached=self.val)
+            source = EncodedSplit.read(
+                self.val_records, whole, self.sizes, self.val.folder.parent, device, cached=self.val
+            )
         count = self.run.validate_pictures
         scores = score_all(self.model.head, source, pictures=count, device=device)
         chosen = self.val.picture_of[self.val.picture_of < (count or len(self.val))]

@@ -81,6 +81,12 @@ def weights(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """Evaluations keep what they computed below ``work``."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def task(tmp_path):
     write_split(tmp_path / "task" / "test", [jpeg(colour) for colour in COLOURS], CAPTIONS)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from components.evaluation.retrieval import CUTOFFS, recall_metrics, retrieval_ranks
-from components.evaluation.scoring import Texts, count_pairs, rerank_itm, score_itc
+from components.evaluation.scoring import Candidates, Texts, rerank_itm, score_itc
 from models.albef.checkpoints import import_official, official_config
 from models.albef.model import Albef
 
@@ -83,7 +83,7 @@ def test_score_matrices_after_reranking(model, published, batch_size, pair_batch
         batch_size=batch_size,
         pair_batch_size=pair_batch_size,
     )
-    assert count_pairs(itc.similarity, published["k_test"]) < itc.similarity.numel()
+    assert Candidates.of(itc.similarity, published["k_test"]).count() < itc.similarity.numel()
     for ours, theirs in (
         (itm.image_to_text, published["score_i2t"]),
         (itm.text_to_image, published["score_t2i"]),

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from components.evaluation.retrieval import best_ranks, recall_at
-from components.evaluation.scoring import Texts, count_pairs, rerank_itm, score_itc, with_tail
+from components.evaluation.scoring import Candidates, Texts, rerank_itm, score_itc, with_tail
 
 PICTURES, CAPTIONS, LENGTH, WIDTH = 9, 23, 12, 16
 
@@ -95,7 +95,7 @@ def test_batches_are_bounded_and_pairs_run_once(model, inputs):
     itm = rerank_itm(model, pictures, texts, itc, top_k=4, batch_size=4, pair_batch_size=7, advance=done.append)
     assert model.largest <= 7
     asked = torch.isfinite(itm.image_to_text) | torch.isfinite(itm.text_to_image.T)
-    assert sum(done) == int(asked.sum()) == count_pairs(itc.similarity, 4)
+    assert sum(done) == int(asked.sum()) == Candidates.of(itc.similarity, 4).count()
     assert sum(done) < PICTURES * 4 + CAPTIONS * 4
 
 

@@ -150,7 +150,7 @@ def test_a_run_learns_and_its_model_scores_as_the_features_do(kind, task, cached
     model, sizes = load_tower_model(weights, "cpu")
     assert sizes["kind"] == kind
     reader = FeatureReader(cached / "val")
-    split = EncodedSplit(task / "val", model, sizes, weights, "cpu")
+    split = EncodedSplit.read(task / "val", model, sizes, weights, "cpu")
     from_features = score_all(model.head, reader, picture_block=2, caption_block=3)
     from_pictures = score_all(model.head, split)
     for name, matrix in from_features.items():
@@ -165,10 +165,11 @@ def test_a_run_learns_and_its_model_scores_as_the_features_do(kind, task, cached
     )
 
 
-def test_evaluate_writes_what_every_retrieval_run_has(task, cached, tmp_path):
+def test_evaluate_writes_what_every_retrieval_run_has(task, cached, tmp_path, monkeypatch):
     from components.evaluation.evaluate import EvaluateParams, evaluate
     from components.evaluation.summary import metrics_table
 
+    monkeypatch.chdir(tmp_path)  # `work` lies here
     weights = train("hat", task, cached, tmp_path)
     evaluate(
         EvaluateParams(split="val", examples=1),

@@ -123,7 +123,14 @@ def tune(kind: str, tasks: Path, weights: Path, out: Path, **changes) -> Path:
 
 def judge(kind: str, tasks: Path, out: Path, **changes) -> dict:
     params = EvaluateParams(batch_size=3, num_threads=1, **changes)
-    evaluate(params, run="tiny", task=tasks / kind, weights=out / "weights", evaluation=out / "evaluation")
+    evaluate(
+        params,
+        run="tiny",
+        task=tasks / kind,
+        weights=out / "weights",
+        evaluation=out / "evaluation",
+        runtime=Runtime(work=out / "work"),
+    )
     return json.loads((out / "evaluation/metrics.json").read_text())
 
 
@@ -248,7 +255,7 @@ def test_answers_end_in_sep_whatever_the_tokenizer_does(shards: Path) -> None:
 
 def evaluate_split(task: Path, weights: Path, out: Path, **changes) -> dict:
     params = EvaluateParams(num_threads=1, **changes)
-    evaluate(params, run="real", task=task, weights=weights, evaluation=out)
+    evaluate(params, run="real", task=task, weights=weights, evaluation=out, runtime=Runtime(work=out / "work"))
     return json.loads((out / "metrics.json").read_text())
 
 
