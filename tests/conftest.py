@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
+CLUSTERED = ("test_training_ray", "test_sharing")  # modules whose functions run on the cluster
 
 
 # Machines that run tests are shared and noisy, and what a change broke must be told from what a draw found.
@@ -55,3 +56,24 @@ def reference() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there: it holds the published code's numbers (set VLP_REFERENCE_DIR)")
     return folder
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    """One local Ray cluster with two cores; its workers unpickle the tests' own modules by value."""
+    import sys
+
+    import ray
+    from ray import cloudpickle
+
+    started = not ray.is_initialized()
+    if started:
+        ray.init(
+            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
+        )
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) and name.rpartition(".")[2] in CLUSTERED:
+            cloudpickle.register_pickle_by_value(module)
+    yield
+    if started:
+        ray.shutdown()

@@ -34,6 +34,8 @@ from components.evaluation.weights import CONFIG_FILE, WEIGHTS_FILE, load_model
 from components.io.runtime import Runtime
 from models.albef.model import Albef
 
+PICTURES, CAPTIONS = "pictures", "captions"
+
 
 class RetrievalEncoding(AlbefEncoding, frozen=True):
     """That of retrieval."""
@@ -81,15 +83,14 @@ def score_split(
         job = Job(encoding, weights.resolve(), split.reader.folder.resolve(), parts.work)
         pictures = ranges(len(split), encoding.pictures_per_part, encoding.batch_size)
         captions = ranges(len(texts), CAPTIONS_A_PICTURE * encoding.pictures_per_part, encoding.batch_size)
-        found = parts.map(partial(_encode_pictures, job), pictures, name="pictures", label=f"{label}: pictures")
-        image_features = torch.from_numpy(np.concatenate([np.load(folder / "features.npy") for folder in found]))
-        found = parts.map(partial(_encode_captions, job), captions, name="captions", label=f"{label}: captions")
+        items = [*((PICTURES, part) for part in pictures), *((CAPTIONS, part) for part in captions)]
+        found = parts.map(partial(_encode, job), items, name="encoded", label=f"{label}: encode")
+        features = [torch.from_numpy(np.load(folder / "features.npy")) for folder in found]
+        image_features = torch.cat(features[: len(pictures)])
         text_features = torch.empty(len(texts), image_features.shape[1])
-        text_features[by_length(texts.lengths)] = torch.from_numpy(
-            np.concatenate([np.load(folder / "features.npy") for folder in found])
-        )
+        text_features[by_length(texts.lengths)] = torch.cat(features[len(pictures) :])
         similarity = image_features @ text_features.T
-        itm = _rerank(parts, job, found, similarity, pictures, top_k, pair_batch_size, label)
+        itm = _rerank(parts, job, found[len(pictures) :], similarity, pictures, top_k, pair_batch_size, label)
     return RetrievalScores(similarity, image_features, text_features, itm)
 
 
@@ -127,21 +128,20 @@ def _loaded(job: Job) -> tuple[Albef, RetrievalSplit, Texts]:
     return model, split, split.texts(job.weights, job.encoding.max_tokens)
 
 
-def _encode_pictures(job: Job, part: range, folder: Path) -> dict[str, Any]:
-    """Write features.npy (n, E) float32 of consecutive pictures."""
-    model, split, _ = _loaded(job)
-    features = picture_features(model, split, part, batch_size=job.encoding.batch_size, device=job.encoding.device)
-    np.save(folder / "features.npy", features.numpy())
-    return {}
+def _encode(job: Job, item: tuple[str, range], folder: Path) -> dict[str, Any]:
+    """Write features.npy (n, E) float32 of consecutive pictures, or of captions in the order of length.
 
-
-def _encode_captions(job: Job, part: range, folder: Path) -> dict[str, Any]:
-    """Write features.npy (n, E), tokens.npy (all tokens, D), both float32, of captions in the order of length."""
-    model, _, texts = _loaded(job)
+    Of captions also tokens.npy (all tokens, D) float32.
+    """
+    model, split, texts = _loaded(job)
+    kind, part = item
+    how: dict[str, Any] = {"batch_size": job.encoding.batch_size, "device": job.encoding.device}
+    if kind == PICTURES:
+        np.save(folder / "features.npy", picture_features(model, split, part, **how).numpy())
+        return {}
     features, tokens = [], []
-    order = by_length(texts.lengths)[part.start : part.stop]
     for index, states, vectors in caption_outputs(
-        model, texts, order, batch_size=job.encoding.batch_size, device=job.encoding.device
+        model, texts, by_length(texts.lengths)[part.start : part.stop], **how
     ):
         features.append(vectors.numpy())
         lengths = texts.lengths[index].tolist()
@@ -177,7 +177,7 @@ def _match(
 
 
 def read_tokens(folders: tuple[Path, ...], texts: Texts) -> Callable[[Tensor, int], Tensor]:
-    """Tokens (c, length, D) of captions (c,), padded with zeros, from the parts that `_encode_captions` wrote.
+    """Tokens (c, length, D) of captions (c,), padded with zeros, from the parts that `_encode` wrote.
 
     The files are mapped: workers of one machine share them, and only what is asked for is read.
     """

@@ -119,24 +119,3 @@ def finetune_params(task):
         return FinetuneParams.model_validate({"runs": {"tiny": run}})
 
     return make
-
-
-@pytest.fixture(scope="module")
-def ray_cluster():
-    """One local Ray cluster with two cores; the workers unpickle this folder's modules by value."""
-    import sys
-
-    import ray
-    from ray import cloudpickle
-
-    started = not ray.is_initialized()
-    if started:
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
-        )
-    for name, module in list(sys.modules.items()):
-        if getattr(module, "__file__", None) and "test_training_ray" in name:
-            cloudpickle.register_pickle_by_value(module)
-    yield
-    if started:
-        ray.shutdown()

@@ -193,6 +193,10 @@ def test_evaluate_writes_what_every_retrieval_run_has(task, cached, tmp_path, mo
         evaluation=tmp_path / "few",
     )
     few = json.loads((tmp_path / "few" / "metrics.json").read_text())
+    for name, first, changes in (("tiny", metrics, {}), ("few", few, {"tower_candidates": 3})):
+        params = EvaluateParams(split="val", examples=1, pictures_per_part=2, **changes)
+        evaluate(params, run=name, task=task, weights=weights, evaluation=tmp_path / "parts")
+        assert json.loads((tmp_path / "parts" / "metrics.json").read_text()) == first
     assert few["candidates"] == 3
     assert len(json.loads((tmp_path / "few" / "embedding.json").read_text())["captions"]) == 5
     assert np.isfinite(few["scores"]["ensemble"]["r_sum"])

@@ -142,6 +142,9 @@ def test_from_items_to_metrics(kind: str, tasks: Path, pretrained: Path, tmp_pat
     config = parse_config((out / "weights/config.json").read_text())
     assert getattr(config, "task", "grounding") == kind
     metrics = judge(kind, tasks, out)
+    whole = {path.name: path.read_bytes() for path in (out / "evaluation").iterdir()}
+    judge(kind, tasks, out, pictures_per_part=3)  # two parts, of the same batches
+    assert {path.name: path.read_bytes() for path in (out / "evaluation").iterdir()} == whole
     assert metrics["kind"] == kind
     assert metrics["items"] == 5
     assert 0 <= metrics["accuracy"] <= 100
