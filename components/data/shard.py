@@ -30,6 +30,12 @@ class TokenizerParams(BaseModel, frozen=True, extra="forbid"):
     )
     vocab_size: int = Field(default=30522, ge=100, le=1_000_000, description="train: entries at most; BERT has 30522")
     min_frequency: int = Field(default=2, ge=1, description="train: occurrences that a merged piece needs")
+    words: tuple[str, ...] = Field(
+        default=(),
+        max_length=10_000,
+        description="train: words that are a piece of their own whatever the captions say, such as those of questions "
+        "and answers; a character that neither has is unknown to the model",
+    )
     path: Path | None = Field(default=None, description="file: a tokenizer.json or a BERT vocab.txt")
     name: str | None = Field(default=None, min_length=1, description="name: a model, such as bert-base-uncased")
     revision: str = Field(default="main", min_length=1, description="name: a commit of that model; pin one")
@@ -41,6 +47,11 @@ class TokenizerParams(BaseModel, frozen=True, extra="forbid"):
             if (self.kind == kind) != (value is not None):
                 need = "is needed" if self.kind == kind else "has no effect"
                 raise ValueError(f"`{field}` {need} where kind is {self.kind!r}")
+        if self.words and self.kind != "train":
+            raise ValueError(f"`words` has no effect where kind is {self.kind!r}")
+        for word in self.words:
+            if not word.isalnum() or word != word.lower():
+                raise ValueError(f"`words` holds {word!r}: one lower-case word of letters and digits each")
         return self
 
 
@@ -176,7 +187,7 @@ def _make_tokenizer(params: TokenizerParams, unique: Path) -> Tokenizer:
         return load_tokenizer(params.path)
     if params.name is not None:
         return load_tokenizer(_fetch_tokenizer(params.name, params.revision))
-    return train_tokenizer(captions, params.vocab_size, params.min_frequency)
+    return train_tokenizer(captions, params.vocab_size, params.min_frequency, params.words)
 
 
 def _fetch_tokenizer(name: str, revision: str) -> Path:

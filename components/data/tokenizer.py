@@ -111,20 +111,27 @@ def bert_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
     return Tokenizer(inner)
 
 
-def train_tokenizer(captions: Callable[[], Iterator[str]], vocab_size: int, min_frequency: int) -> Tokenizer:
+def train_tokenizer(
+    captions: Callable[[], Iterator[str]], vocab_size: int, min_frequency: int, words: Sequence[str] = ()
+) -> Tokenizer:
     """Train WordPiece on a corpus: the same captions, in any order, give the same vocabulary.
+
+    `words` are pieces of their own, and their characters can be written, whether the captions have them or not.
 
     `captions()` starts a fresh pass over the corpus; there are two. The library numbers the pieces of one character in
     the order of a randomly seeded hash map, and settles ties between merges by number; so the alphabet is counted and
     ordered here, and the pieces of one character go in as if they were special tokens, which keep their order.
     """
     alphabet, continuing = _count_characters(captions(), ALPHABET_LIMIT)
-    first = [*SPECIAL_TOKENS, *(CONTINUES + character for character in continuing)]
+    characters = set("".join(words))
+    alphabet, continuing = sorted(characters.union(alphabet)), sorted(characters.union(continuing))
+    whole = sorted({word for word in words if len(word) > 1})
+    first = [*SPECIAL_TOKENS, *(CONTINUES + character for character in continuing), *whole]
     room = len(first) + len(alphabet)
     if room > vocab_size:
         raise UserError(
             f"shard.tokenizer.vocab_size is {vocab_size}, but the special tokens and the characters of these captions "
-            f"alone are {room}: set it higher"
+            f"{'and words ' if words else ''}alone are {room}: set it higher"
         )
     scratch = tokenizers.Tokenizer(models.WordPiece(unk_token=UNK))
     scratch.normalizer = normalizers.BertNormalizer(lowercase=True)

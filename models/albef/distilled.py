@@ -39,6 +39,20 @@ class Alignment(NamedTuple):
     same_image: Tensor
 
 
+class Matching(NamedTuple):
+    """What ITM reads: B pairs, each text with its negative picture, each picture with its negative text.
+
+    `text_tokens` (3B, L, Dt) and `mask` (3B, L); text t sees picture `image_rows[t]` of `image_tokens` (C, 1 + N, Dv),
+    whose first B are the batch's own. `negatives` says what was drawn.
+    """
+
+    image_tokens: Tensor
+    text_tokens: Tensor
+    mask: Tensor
+    image_rows: Tensor
+    negatives: Negatives
+
+
 class DistilledAlbef(Albef):
     """Student, `teacher` and `queue`. A forward pass moves the teacher and the queue, also in evaluation mode."""
 
@@ -101,17 +115,14 @@ class DistilledAlbef(Albef):
         (image, text), (images, texts) = features, keys
         return image @ texts.T / self.temp, text @ images.T / self.temp
 
-    def match_hard_negatives(
+    def with_hard_negatives(
         self,
         aligned: Alignment,
         attention_mask: Tensor,
         negatives: Negatives | None = None,
         generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Negatives]:
-        """ITM on each pair and on two hard negatives of it, in one pass of 3B texts; the loss and the negatives (§3.2).
-
-        A pair for which the pool has no negative is left out. `negatives` replaces the draw.
-        """
+    ) -> Matching:
+        """Each pair and two hard negatives of it, to be fused in one pass (§3.2). `negatives` replaces the draw."""
         image, text = aligned.image, aligned.text
         pairs = image.tokens.shape[0]
         everyone = self.config.negative_pool == "global"
@@ -136,12 +147,19 @@ class DistilledAlbef(Albef):
             mask = mask_pool = attention_mask
             image_tokens = image.tokens
             image_rows = torch.cat([own, negatives.image_per_text, own])
-        logits = self.match(
+        return Matching(
             image_tokens,
             torch.cat([text_tokens, text_tokens, text_pool[negatives.text_per_image]]),  # (3B, L, Dt)
             torch.cat([mask, mask, mask_pool[negatives.text_per_image]]),
             image_rows,
+            negatives,
         )
-        possible = own.new_ones(pairs, dtype=torch.bool) if negatives.possible is None else negatives.possible
-        count = mean_over_processes(possible.sum()) if everyone else None
-        return matching_loss(logits, possible, count), negatives
+
+    def matching_loss(self, fused: Tensor, negatives: Negatives) -> Tensor:
+        """ITM on the fused tokens (3B, L, Dt) of a `Matching`; a pair that has no negative is left out (Eq. 4)."""
+        logits = self.itm_head(fused[:, 0])  # (3B, 2)
+        possible = negatives.possible
+        if possible is None:
+            possible = torch.ones(len(logits) // 3, dtype=torch.bool, device=logits.device)
+        everyone = self.config.negative_pool == "global"
+        return matching_loss(logits, possible, mean_over_processes(possible.sum()) if everyone else None)

@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from models.albef.config import AlbefConfig
 from models.albef.distilled import DistilledAlbef
 from models.albef.distributed import mean_over_processes
 from models.albef.losses import Negatives, masked_language_loss
 from models.albef.masking import NO_LABEL, mask_tokens
-from models.albef.model import Towers
 
 
 class PretrainingOutput(NamedTuple):
@@ -64,28 +64,32 @@ class AlbefPretraining(DistilledAlbef):
             raise ValueError("masked_ids and mlm_labels must have the shape of input_ids")
 
         aligned = self.align(images, input_ids, attention_mask, alpha)
-        loss_itm, negatives = self.match_hard_negatives(aligned, attention_mask, negatives, generator)
+        matching = self.with_hard_negatives(aligned, attention_mask, negatives, generator)
+        masked_tokens = self.text_encoder.bert.encode(masked_ids, attention_mask)  # (B, L, Dt)
+        # ITM's 3B texts and MLM's B in one pass: each picture's keys and values are computed once a step.
+        pairs, length = input_ids.shape
+        padding = matching.mask.shape[1] - length  # with the global pool, ITM's are as long as any process's
+        fused = self.fuse(
+            matching.image_tokens,
+            torch.cat([matching.text_tokens, F.pad(masked_tokens, (0, 0, 0, padding))]),
+            torch.cat([matching.mask, F.pad(attention_mask, (0, padding))]),
+            torch.cat([matching.image_rows, matching.image_rows[:pairs]]),
+        )  # (4B, L', Dt)
+        loss_itm = self.matching_loss(fused[: 3 * pairs], matching.negatives)
 
+        # Vocabulary logits at the chosen positions only: the vocabulary is by far the widest layer.
         chosen = mlm_labels != NO_LABEL  # (B, L), M of them
-        logits = _token_logits(self, masked_ids, attention_mask, aligned.image.tokens, chosen)
+        logits = self.text_encoder.predict_tokens(fused[3 * pairs :, :length][chosen])  # (M, V)
         teacher_logits = None
         weight = alpha if mlm_alpha is None else mlm_alpha
         if weight > 0:
             with torch.no_grad():
-                teacher_logits = _token_logits(
-                    self.teacher, masked_ids, attention_mask, aligned.teacher_image.tokens, chosen
-                )
+                teacher = self.teacher
+                teacher_tokens = teacher.text_encoder.bert.encode(masked_ids, attention_mask)
+                teacher_fused = teacher.fuse(aligned.teacher_image.tokens, teacher_tokens, attention_mask)
+                teacher_logits = teacher.text_encoder.predict_tokens(teacher_fused[chosen])
         count = mean_over_processes(chosen.sum()) if self.config.negative_pool == "global" else None
         loss_mlm = masked_language_loss(logits, mlm_labels[chosen], teacher_logits, weight, count)
         return PretrainingOutput(
-            aligned.loss, loss_itm, loss_mlm, negatives, aligned.similarity_i2t, aligned.similarity_t2i
+            aligned.loss, loss_itm, loss_mlm, matching.negatives, aligned.similarity_i2t, aligned.similarity_t2i
         )
-
-
-def _token_logits(
-    towers: Towers, masked_ids: Tensor, attention_mask: Tensor, image_tokens: Tensor, chosen: Tensor
-) -> Tensor:
-    """Vocabulary logits (M, V) at the chosen positions only: the vocabulary is by far the widest layer."""
-    text_tokens = towers.text_encoder.bert.encode(masked_ids, attention_mask)
-    fused = towers.fuse(image_tokens, text_tokens, attention_mask)  # (B, L, Dt)
-    return towers.text_encoder.predict_tokens(fused[chosen])

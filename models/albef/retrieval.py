@@ -69,5 +69,9 @@ class AlbefRetrieval(DistilledAlbef):
         draw. Raises ValueError for shapes that disagree and FloatingPointError where similarities are not finite.
         """
         aligned = self.align(images, input_ids, attention_mask, alpha, image_ids)
-        loss_itm, negatives = self.match_hard_negatives(aligned, attention_mask, negatives, generator)
-        return RetrievalOutput(aligned.loss, loss_itm, negatives, aligned.similarity_i2t, aligned.similarity_t2i)
+        matching = self.with_hard_negatives(aligned, attention_mask, negatives, generator)
+        fused = self.fuse(matching.image_tokens, matching.text_tokens, matching.mask, matching.image_rows)
+        loss_itm = self.matching_loss(fused, matching.negatives)
+        return RetrievalOutput(
+            aligned.loss, loss_itm, matching.negatives, aligned.similarity_i2t, aligned.similarity_t2i
+        )
