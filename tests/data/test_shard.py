@@ -244,8 +244,15 @@ def test_nothing_left_to_shard(tmp_path: Path) -> None:
         {"kind": "name"},
         {"kind": "train", "path": "vocab.txt"},
         {"kind": "file", "path": "vocab.txt", "name": "bert-base-uncased"},
+        {"kind": "file", "path": "vocab.txt", "words": ["how"]},
     ],
 )
 def test_contradicting_tokenizer_settings_are_refused(content: dict) -> None:
     with pytest.raises(ValidationError, match=r"is needed|has no effect"):
         TokenizerParams(**content)
+
+
+@pytest.mark.parametrize("word", ["two words", "How", "", "a-b"])
+def test_a_word_that_the_tokenizer_never_meets_is_refused(word: str) -> None:
+    with pytest.raises(ValidationError, match="one lower-case word of letters and digits each"):
+        TokenizerParams(words=(word,))

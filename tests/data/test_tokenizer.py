@@ -181,3 +181,19 @@ def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
 def test_vocabulary_without_special_tokens_is_refused() -> None:
     with pytest.raises(UserError, match=r"\[MASK\]"):
         bert_tokenizer({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3})
+
+
+def test_words_that_captions_lack_can_be_written() -> None:
+    """Answers of VQA are words and numbers that no caption need contain."""
+    captions = ["a red cube"] * 20
+    words = ["how", "many", "2", "10", "exactly"]
+    texts = ["how many", "2", "10", "exactly", "102"]
+    plain, wider = (train_tokenizer(lambda: iter(captions), 200, 2, given) for given in ((), words))
+    assert all(plain.unk_id in row for row in plain.encode_batch(texts, 9)[0].tolist())
+    ids, _ = wider.encode_batch(texts, 9)
+    assert wider.unk_id not in ids
+    pieces = [[piece for piece in wider.tokens(row) if piece[0] != "["] for row in ids.tolist()]
+    assert pieces == [["how", "many"], ["2"], ["10"], ["exactly"], ["10", "##2"]]
+    assert wider.special_ids == plain.special_ids
+    again = train_tokenizer(lambda: iter(captions), 200, 2, words[::-1])
+    assert again.inner.to_str() == train_tokenizer(lambda: iter(captions), 200, 2, words).inner.to_str()
