@@ -1,4 +1,4 @@
-"""BERT WordPiece tokenizers: trained on a corpus, read from a file, and used on batches of captions."""
+"""Tokenizers: BERT's WordPiece, trained on a corpus or read from a file, and CLIP's; used on batches of captions."""
 
 from __future__ import annotations
 
@@ -18,25 +18,37 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+START, END = "<|startoftext|>", "<|endoftext|>"  # CLIP's
+WORD_END = "</w>"  # ends a word in CLIP's vocabulary
+NONE = -1  # the id of a special token that CLIP does not have
 CONTINUES = "##"  # marks a piece that does not begin a word
 ALPHABET_LIMIT = 1000  # characters; rarer ones become [UNK] and so do not fill a small vocabulary
 
 
 class Tokenizer:
-    """A WordPiece tokenizer with BERT's special tokens. Can be pickled; not shared between threads."""
+    """A WordPiece tokenizer with BERT's special tokens, or CLIP's. Can be pickled; not shared between threads.
+
+    CLIP's start and end stand in the place of [CLS] and [SEP], its end in that of [PAD] too; others it has not.
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        """Wrap `inner`; raises UserError when it lacks one of BERT's five special tokens."""
-        missing = [token for token in SPECIAL_TOKENS if inner.token_to_id(token) is None]
+        """Wrap `inner`; raises UserError when it lacks one of BERT's five special tokens and is not CLIP's."""
+        self.inner = inner
+        inner.encode_special_tokens = True  # "[SEP]" written in a caption is text, not the end of it
+        self.is_clip = isinstance(inner.model, models.BPE) and None not in (
+            inner.token_to_id(START),
+            inner.token_to_id(END),
+        )
+        special = (END, None, START, END, None) if self.is_clip else SPECIAL_TOKENS
+        numbers = [NONE if token is None else inner.token_to_id(token) for token in special]
+        missing = [str(token) for token, number in zip(special, numbers, strict=True) if number is None]
         if missing:
             raise UserError(
                 f"the tokenizer lacks the special tokens {' '.join(missing)}: use a BERT WordPiece vocabulary"
             )
-        self.inner = inner
-        ids = [int(inner.token_to_id(token) or 0) for token in SPECIAL_TOKENS]
+        ids = [int(number) for number in numbers if number is not None]
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids
-        inner.enable_padding(pad_id=self.pad_id, pad_token=PAD)
-        inner.encode_special_tokens = True  # "[SEP]" written in a caption is text, not the end of it
+        inner.enable_padding(pad_id=self.pad_id, pad_token=str(special[0]))
 
     def __reduce__(self) -> tuple[Callable[[str], Tokenizer], tuple[str]]:
         return _unpickle, (self.inner.to_str(),)  # the library's own pickle forgets `encode_special_tokens`
@@ -48,7 +60,7 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """The ids of [PAD] [UNK] [CLS] [SEP] [MASK], in this order."""
+        """The ids of [PAD] [UNK] [CLS] [SEP] [MASK], in this order; -1 for what CLIP has not."""
         return (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
 
     def encode_batch(self, captions: Sequence[str], max_tokens: int) -> tuple[Tensor, Tensor]:
@@ -80,6 +92,24 @@ class Tokenizer:
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The token of each id, special tokens included."""
         return [str(self.inner.id_to_token(index)) for index in ids]
+
+    def words(self, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
+        """Words with the positions of their pieces; special tokens are none."""
+        found: list[list[int]] = []
+        ended = True
+        pieces = self.tokens(ids)
+        for place, (number, piece) in enumerate(zip(ids, pieces, strict=True)):
+            if number in self.special_ids and number != self.unk_id:
+                continue
+            goes_on = not ended if self.is_clip else piece.startswith(CONTINUES)
+            ended = piece.endswith(WORD_END)
+            if goes_on and found:
+                found[-1].append(place)
+            else:
+                found.append([place])
+        if self.is_clip:  # its pieces are bytes, which only together may be a letter
+            return [(self.decode(ids[place] for place in word).removesuffix(WORD_END), word) for word in found]
+        return [("".join(pieces[place].removeprefix(CONTINUES) for place in word), word) for word in found]
 
     def save(self, path: Path) -> None:
         """Write ``tokenizer.json``: the vocabulary and rules, without the padding and truncation of the last call."""
@@ -166,10 +196,11 @@ def _count_characters(captions: Iterable[str], limit: int) -> tuple[list[str], l
     return sorted(frequent), sorted(inside.intersection(frequent))
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, *, clip: bool = False) -> Tokenizer:
     """A tokenizer from ``tokenizer.json`` (any folder that holds one will do) or BERT's ``vocab.txt``.
 
-    Raises UserError when the file is missing, is neither, or lacks a special token.
+    `clip` says that CLIP's will do as well. Raises UserError when the file is missing, is neither, or lacks a special
+    token.
     """
     if path.is_dir():
         path = path / TOKENIZER_FILE
@@ -182,24 +213,34 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the tokenizer {path} cannot be read ({error}): give a tokenizer.json or vocab.txt") from None
     try:
-        return _parse_json(text) if path.suffix == ".json" else bert_tokenizer(_parse_vocabulary(text))
+        return _parse_json(text, clip) if path.suffix == ".json" else bert_tokenizer(_parse_vocabulary(text))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def _parse_json(text: str) -> Tokenizer:
+def _parse_json(text: str, clip: bool) -> Tokenizer:
     try:
         content: dict[str, Any] = json.loads(text)
         kind = content["model"]["type"]
     except (ValueError, KeyError, TypeError):
         raise UserError("this is not a tokenizer.json of the tokenizers library: give one, or a vocab.txt") from None
-    if kind != "WordPiece":
-        raise UserError(f"this tokenizer is {kind}, the models here read BERT WordPiece: give a WordPiece tokenizer")
+    if kind != "WordPiece" and not (clip and kind == "BPE"):
+        own = "BERT WordPiece or CLIP's BPE" if clip else "BERT WordPiece"
+        raise UserError(f"this tokenizer is {kind}, the models here read {own}: give a tokenizer of that kind")
     try:
         inner = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"this tokenizer.json is damaged ({error}): write it again") from None
-    return Tokenizer(inner)
+    found = Tokenizer(inner) if kind == "WordPiece" or _has_ends(inner) else None
+    if found is None:
+        raise UserError(f"this BPE tokenizer is not CLIP's, which has {START} and {END}: give CLIP's tokenizer.json")
+    return found
+
+
+def _has_ends(inner: tokenizers.Tokenizer) -> bool:
+    """Whether both of CLIP's special tokens stand around a text."""
+    ids = inner.encode("a").ids
+    return len(ids) > 2 and (ids[0], ids[-1]) == tuple(inner.token_to_id(token) for token in (START, END))
 
 
 def _parse_vocabulary(text: str) -> dict[str, int]:

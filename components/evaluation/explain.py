@@ -32,7 +32,6 @@ MAX_BYTES = 100_000_000  # of a picture's file
 MAX_SIDE = 1024  # longest side of the picture that heat is drawn on, pixels
 SIDE, COLUMNS, MARGIN, LINE = 240, 4, 12, 24  # of the sheet: a picture's longest side, and what is around it
 STRENGTH = 0.6  # of the colour where a word is hottest
-CONTINUES = "##"  # a WordPiece that goes on with the word before
 MATCH = 1  # ITM's class of pairs that belong together
 
 
@@ -74,7 +73,7 @@ def explain(image: Path, text: str, weights: Path, *, layer: int | None = None, 
             raise UserError(f"{weights} holds no ALBEF, so there is no layer to choose: leave --layer out")
         towers, sizes = load_tower_model(weights, "cpu")
         try:
-            return explain_towers(towers, sizes, load_tokenizer(weights), _picture(image), _caption(text))
+            return explain_towers(towers, sizes, load_tokenizer(weights, clip=True), _picture(image), _caption(text))
         except ValueError as error:
             raise UserError(f"nothing to explain with {weights}: {error}") from None
     model, config = load_model(weights)
@@ -109,7 +108,8 @@ def explain_pair(
         text_tokens = model.encode_text(ids, mask).tokens
         logits = model.match(model.encode_image(images).tokens, text_tokens, mask)[0]  # (2,)
     words = tuple(
-        Word(word, heat_over(maps[places].mean(dim=0), picture.size)) for word, places in word_places(tokenizer, ids[0])
+        Word(word, heat_over(maps[places].mean(dim=0), picture.size))
+        for word, places in tokenizer.words(ids[0].tolist())
     )
     return Explanation(picture, caption, words, float(logits.softmax(dim=0)[MATCH]))
 
@@ -180,20 +180,6 @@ def _picture(path: Path) -> Image.Image:
     if not isinstance(found, Picture):
         raise UserError(f"{path} is no picture that can be used ({found.value.replace('_', ' ')}): name another file")
     return open_picture(found.data)
-
-
-def word_places(tokenizer: Tokenizer, ids: Tensor) -> list[tuple[str, list[int]]]:
-    """Words with the positions of their pieces; special tokens are none."""
-    found: list[tuple[str, list[int]]] = []
-    numbers = ids.tolist()
-    for place, (number, token) in enumerate(zip(numbers, tokenizer.tokens(numbers), strict=True)):
-        if number in tokenizer.special_ids and number != tokenizer.unk_id:
-            continue
-        if token.startswith(CONTINUES) and found:
-            found[-1] = (found[-1][0] + token.removeprefix(CONTINUES), [*found[-1][1], place])
-        else:
-            found.append((token, [place]))
-    return found
 
 
 def heat_over(small: Tensor, size: tuple[int, int]) -> NDArray[np.float32]:

@@ -68,7 +68,8 @@ def evaluate_towers(
     placed = embedding_map(images, texts, split.picture_of, pictures=params.tsne_pictures)
     chosen = main_score(list(both))
     beside = FIRST.get(chosen, chosen)
-    labels = LABELS | {"similarity": OWN.get(sizes["kind"], LABELS["similarity"])}
+    own = "CLIP" if not sizes["head"].get("projection", True) else OWN.get(sizes["kind"], LABELS["similarity"])
+    labels = LABELS | {"similarity": own}
     about: dict[str, Any] = {"run": run, "task": task.name, "split": params.split, "model": sizes["kind"]}
     about |= {
         "image_size": sizes["image"]["image_size"],

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from components.data.tokenizer import Tokenizer
-from components.evaluation.explain import Explanation, Word, heat_over, word_places
+from components.evaluation.explain import Explanation, Word, heat_over
 from components.evaluation.tower_models import TowerModel
 from components.evaluation.tower_scoring import main_score, mean_of_directions
 from components.training.augment import evaluation_view, to_batch
@@ -36,7 +36,7 @@ def explain_towers(
     views = to_batch([evaluation_view(picture, int(sizes["image"]["image_size"]))])
     regions, words = model.image(views.to(device).float() / 255), model.text(ids, mask)
     scores = mean_of_directions(model.head(regions, words, mask.bool()))
-    places = word_places(tokenizer, ids[0])
+    places = tokenizer.words(ids[0].tolist())
     head = model.head
     found: list[tuple[str, Tensor]] = []  # labels and weights (k,) over regions
     if isinstance(head, HatHead):

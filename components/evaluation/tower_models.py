@@ -26,7 +26,7 @@ from models.embedding.vse import VseHead
 from models.embedding.vsrn import VsrnHead
 from models.hat.config import HatHeadConfig
 from models.hat.model import HatHead
-from models.towers.config import ImageTowerConfig, TextTowerConfig
+from models.towers.clip import ClipImageTower, ClipTextTower, check_sizes, read_towers
 from models.towers.image import ImageTower
 from models.towers.text import TextTower, UpperLayers
 from models.vitr.head import VitrHead
@@ -52,7 +52,12 @@ def make_head(kind: str, config: Any, image_widths: Sequence[int], text_widths: 
 class TowerModel(nn.Module):
     """A head, and the towers where they are needed: not while their outputs are cached."""
 
-    def __init__(self, head: nn.Module, image: ImageTower | None, text: TextTower | UpperLayers | None) -> None:
+    def __init__(
+        self,
+        head: nn.Module,
+        image: ImageTower | ClipImageTower | None,
+        text: TextTower | ClipTextTower | UpperLayers | None,
+    ) -> None:
         super().__init__()
         self.head, self.image, self.text = head, image, text
 
@@ -99,8 +104,8 @@ def load_sizes(folder: Path) -> dict[str, Any]:
     """The configuration of the model in `folder`. Raises UserError when it is missing or damaged."""
     try:
         sizes: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        for key, kind in (("image", ImageTowerConfig), ("text", TextTowerConfig), ("head", HEADS[sizes["kind"]][0])):
-            kind.model_validate_json(json.dumps(sizes[key]))
+        check_sizes(sizes)
+        HEADS[sizes["kind"]][0].model_validate_json(json.dumps(sizes["head"]))
         return sizes | {"max_tokens": int(sizes["max_tokens"])}
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} does not exist: run the stage that trains these weights first") from None
@@ -112,8 +117,7 @@ def load_tower_model(folder: Path, device: str | torch.device) -> tuple[TowerMod
     """The model, in evaluation mode, and its configuration. Raises UserError when a file is missing or damaged."""
     sizes = load_sizes(folder)
     try:
-        image = ImageTower(ImageTowerConfig.model_validate_json(json.dumps(sizes["image"])))
-        text = TextTower(TextTowerConfig.model_validate_json(json.dumps(sizes["text"])))
+        image, text = read_towers(sizes)
         config = HEADS[sizes["kind"]][0].model_validate_json(json.dumps(sizes["head"]))
         model = TowerModel(make_head(sizes["kind"], config, image.widths, text.widths), image, text)
         model.load_state_dict(load_file(folder / WEIGHTS_FILE))
@@ -138,7 +142,8 @@ class EncodedSplit(RetrievalSplit):
     def __init__(self, folder: Path, sizes: dict[str, Any], tokenizer: Path, cached: Source | None = None) -> None:
         super().__init__(folder, int(sizes["image"]["image_size"]))
         self.cached = cached
-        self._ids, self._mask = load_tokenizer(tokenizer).encode_batch(self.captions, int(sizes["max_tokens"]))
+        reader = load_tokenizer(tokenizer, clip=True)
+        self._ids, self._mask = reader.encode_batch(self.captions, int(sizes["max_tokens"]))
         self.lengths: NDArray[np.int64] = self._mask.sum(dim=1).numpy()
         self._regions: dict[int, list[Tensor]] = {}
         self._words: dict[int, list[Tensor]] = {}
@@ -157,12 +162,12 @@ class EncodedSplit(RetrievalSplit):
         split = cls(folder, sizes, tokenizer, cached)
         if model.image is not None:
             split.read_pictures(model.image, range(len(split)), device)
-        if isinstance(model.text, TextTower):
+        if isinstance(model.text, TextTower | ClipTextTower):
             split.read_captions(model.text, np.argsort(split.lengths, kind="stable"), device)
         return split
 
     @torch.inference_mode()
-    def read_pictures(self, tower: ImageTower, part: range, device: str | torch.device) -> None:
+    def read_pictures(self, tower: ImageTower | ClipImageTower, part: range, device: str | torch.device) -> None:
         """Let the tower read the pictures of `part`; those read before are forgotten."""
         self._regions = {}
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
@@ -173,7 +178,9 @@ class EncodedSplit(RetrievalSplit):
             self._regions.update(zip(some, (list(one) for one in zip(*levels, strict=True)), strict=True))
 
     @torch.inference_mode()
-    def read_captions(self, tower: TextTower, order: NDArray[np.int64], device: str | torch.device) -> None:
+    def read_captions(
+        self, tower: TextTower | ClipTextTower, order: NDArray[np.int64], device: str | torch.device
+    ) -> None:
         """Let the tower read the captions `order`, best by length; those read before are forgotten."""
         self._words = {}
         for at in range(0, len(order), READ_CAPTIONS):

@@ -105,7 +105,7 @@ class FeatureData(Dataset["TowerBatch | UserError"]):
             raise UserError(f"{features} was not made from {records}: run the stage features again")
         self.pictures = PairData(
             reader,
-            load_tokenizer(features),
+            load_tokenizer(features, clip=True),
             image_size=image_size,
             max_tokens=max_tokens,
             augment=augment,

@@ -4,6 +4,7 @@ Per split: ``captions.parquet`` (a row per picture: id, captions, row_ids) and, 
 ``PART-regions-LEVEL.npy`` (pictures, k, width) float16, the same as ``PART-mirrored-LEVEL.npy`` of their mirror images
 where `features` was asked for them, ``PART-words-LEVEL.npy`` (tokens, width) float16, all captions
 one after the other, and ``PART-lengths.npy`` (captions,) int32 tokens. ``manifest.json`` comes last.
+Where the towers are a CLIP, the first level is its own vectors: one region a picture, and one word (captions, width).
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def assemble_features(
             "tokens": [report["tokens"] for _, _, report in mine],
             "levels": mine[0][2]["levels"],
             "mirrored": params.mirrored and split == TRAIN,
+            "vectors": params.clip is not None,
             "files": {name: sha256_file(folder / name) for name in [CAPTIONS_FILE, *files]},
         }
         _write_json(folder / MANIFEST_FILE, content)
@@ -129,6 +131,7 @@ class FeatureReader:
             content = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
             self.rows, self.levels = list(content["rows"]), int(content["levels"])
             self.mirrored = bool(content["mirrored"])
+            self.vectors = bool(content.get("vectors"))  # whether the first level is one vector a caption
             table = pq.read_table(folder / CAPTIONS_FILE)
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowInvalid) as error:
             raise UserError(f"{folder} holds no features ({error}): run the stage features first") from None
@@ -170,13 +173,20 @@ class FeatureReader:
         return found
 
     def words(self, captions: Sequence[int] | NDArray[np.int64]) -> tuple[list[Tensor], Tensor]:
-        """Words (C, n, width) float32 of each level, padded with zeros to the longest, and their mask (C, n) bool."""
+        """Words (C, n, width) float32 of each level, padded with zeros to the longest, and their mask (C, n) bool.
+
+        A level of captions' own vectors is (C, 1, width).
+        """
         lengths = self.lengths[np.asarray(captions)]
         longest = int(lengths.max())
         mask = torch.arange(longest)[None] < torch.from_numpy(lengths)[:, None]
         places = [self._place(int(caption), self._caption_starts) for caption in captions]
         found = []
         for level in range(self.levels):
+            if self._is_vector(level):
+                rows = [self._map(part, f"{WORDS}-{level}")[caption] for part, caption in places]
+                found.append(torch.from_numpy(np.stack(rows).astype(np.float32))[:, None])
+                continue
             width = self._map(places[0][0], f"words-{level}").shape[1]
             block = np.zeros((len(places), longest, width), np.float32)
             for row, ((part, caption), length) in enumerate(zip(places, lengths, strict=True)):
@@ -194,8 +204,18 @@ class FeatureReader:
     def pooled_words(self) -> list[Tensor]:
         """The mean word (C, width) of each level, float32."""
         if WORDS not in self._pooled:
-            self._pooled[WORDS] = [self._mean_words(f"{WORDS}-{level}") for level in range(self.levels)]
+            self._pooled[WORDS] = [
+                self._vectors(f"{WORDS}-{level}") if self._is_vector(level) else self._mean_words(f"{WORDS}-{level}")
+                for level in range(self.levels)
+            ]
         return self._pooled[WORDS]
+
+    def _is_vector(self, level: int) -> bool:
+        return self.vectors and level == 0
+
+    def _vectors(self, name: str) -> Tensor:
+        whole = np.concatenate([self._map(part, name) for part in range(len(self.rows))])
+        return torch.from_numpy(whole.astype(np.float32))
 
     def _mean_regions(self, name: str) -> Tensor:
         means = []

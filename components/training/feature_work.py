@@ -20,10 +20,9 @@ from components.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 from components.io.errors import UserError
 from components.io.shards import ShardReader
 from components.training.feature_store import MIRRORED, REGIONS, TOWERS_FILE, TRAIN, WEIGHTS_FILE, Part
-from components.training.tower_files import TIMM, TRANSFORMERS, locate, read_tensors
-from models.towers.config import ImageTowerConfig, TextTowerConfig
-from models.towers.image import ImageTower
-from models.towers.published import load_image_tower, load_text_tower
+from components.training.tower_files import BY_NAME, locate, read_tensors
+from models.towers.clip import ClipImageTower, Towers, make_towers, read_towers
+from models.towers.published import load_clip, load_image_tower, load_text_tower
 from models.towers.text import TextTower
 
 if TYPE_CHECKING:
@@ -34,11 +33,9 @@ CACHED_PICTURES = 4  # a pass on a processor: more leave its cache, and take hal
 
 def read_sources(params: TowersParams) -> dict[str, Path]:
     """The files that the towers' weights are read from, by tower; those that are fetched by name have none."""
-    named = {"image_weights": params.image_weights, "text_weights": params.text_weights}
+    named = {name: getattr(params, name) for name in ("image_weights", "text_weights", "clip_weights")}
     return {
-        key: locate(source)
-        for key, source in named.items()
-        if source is not None and not source.startswith((TIMM, TRANSFORMERS))
+        key: locate(source) for key, source in named.items() if source is not None and not source.startswith(BY_NAME)
     }
 
 
@@ -49,21 +46,28 @@ def write_towers(params: TowersParams, folder: Path) -> None:
     """
     if (folder / TOWERS_FILE).is_file():
         return
-    tokenizer = load_tokenizer(locate(params.vocabulary))
-    if tokenizer.vocab_size > params.text.vocab_size:
+    tokenizer = load_tokenizer(locate(params.vocabulary), clip=params.clip is not None)
+    own = "clip" if params.clip is not None else "text"
+    if params.clip is not None and not tokenizer.is_clip:
+        raise UserError(f"{params.vocabulary} is no tokenizer of a CLIP: give the tokenizer.json of its weights")
+    if tokenizer.vocab_size > params.words_read:
         raise UserError(
-            f"{params.vocabulary} has {tokenizer.vocab_size} words, the text tower reads {params.text.vocab_size}: "
-            "set text.vocab_size"
+            f"{params.vocabulary} has {tokenizer.vocab_size} words, the text tower reads {params.words_read}: "
+            f"set {own}.vocab_size"
         )
     torch.manual_seed(params.seed)
     try:
-        image, text = ImageTower(params.image), TextTower(params.text)
+        image, text = make_towers(params.image, params.text, params.clip)
     except ValueError as error:
         raise UserError(f"the towers cannot be made: {error}") from None
-    loads: list[tuple[Callable[[dict[str, Tensor]], None], str | None]] = [
-        (partial(load_image_tower, image), params.image_weights),
-        (partial(load_text_tower, text), params.text_weights),
-    ]
+    loads: list[tuple[Callable[[dict[str, Tensor]], None], str | None]] = []
+    local = image.local if isinstance(image, ClipImageTower) else image
+    if local is not None:
+        loads.append((partial(load_image_tower, local), params.image_weights))
+    if isinstance(text, TextTower):
+        loads.append((partial(load_text_tower, text), params.text_weights))
+    elif isinstance(image, ClipImageTower):
+        loads.append((partial(load_clip, image, text), params.clip_weights))
     for load, source in loads:
         if source is not None:
             try:
@@ -80,15 +84,16 @@ def write_towers(params: TowersParams, folder: Path) -> None:
         "text": params.text.model_dump(mode="json"),
         "max_tokens": params.max_tokens,
     }
+    if params.clip is not None:
+        sizes = sizes | {"clip": params.clip.model_dump(mode="json"), "text": None}
     (folder / TOWERS_FILE).write_text(json.dumps(sizes, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def load_towers(folder: Path) -> tuple[ImageTower, TextTower]:
+def load_towers(folder: Path) -> Towers:
     """The towers that `write_towers` left, in evaluation mode. Raises UserError when they are missing or damaged."""
     try:
         sizes = json.loads((folder / TOWERS_FILE).read_text(encoding="utf-8"))
-        image = ImageTower(ImageTowerConfig.model_validate_json(json.dumps(sizes["image"])))
-        text = TextTower(TextTowerConfig.model_validate_json(json.dumps(sizes["text"])))
+        image, text = read_towers(sizes)
         state = load_file(folder / WEIGHTS_FILE)
         for tower, prefix in ((image, "image."), (text, "text.")):
             tower.load_state_dict(
@@ -100,7 +105,7 @@ def load_towers(folder: Path) -> tuple[ImageTower, TextTower]:
 
 
 @lru_cache(maxsize=1)
-def _towers(folder: Path) -> tuple[ImageTower, TextTower]:
+def _towers(folder: Path) -> Towers:
     return load_towers(folder)
 
 
@@ -114,22 +119,23 @@ def extract(params: TowersParams, towers: Path, task: Path, part: Part, folder: 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     image, text = (tower.to(device) for tower in _towers(towers))
     reader = ShardReader(task / part.split)
-    tokenizer = load_tokenizer(towers)
+    tokenizer = load_tokenizer(towers, clip=True)
     pictures = range(part.start, part.stop)
     captions = [caption for texts in reader.captions[part.start : part.stop] for caption in texts]
 
     tokens: list[list[NDArray[np.float16]]] = [[] for _ in captions]
+    lengths = np.zeros(len(captions), np.int32)
     order = sorted(range(len(captions)), key=lambda index: (len(captions[index]), index))  # little padding
     for start in range(0, len(order), params.batch_size):
         chosen = order[start : start + params.batch_size]
         ids, mask = tokenizer.encode_batch([captions[index] for index in chosen], params.max_tokens)
         levels = [level.half().cpu().numpy() for level in text(ids.to(device), mask.to(device))]
         for row, index in enumerate(chosen):
-            tokens[index] = [level[row, : int(mask[row].sum())] for level in levels]
-    for level in range(len(params.text.take)):
-        words = [caption[level] for caption in tokens] or [np.zeros((0, params.text.width), np.float16)]
+            lengths[index] = int(mask[row].sum())
+            tokens[index] = [level[row, : lengths[index]] for level in levels]  # of a caption's own vector one row
+    for level, width in enumerate(text.widths):
+        words = [caption[level] for caption in tokens] or [np.zeros((0, width), np.float16)]
         np.save(folder / f"words-{level}.npy", np.concatenate(words))
-    lengths = np.array([len(caption[0]) for caption in tokens], np.int32)
     np.save(folder / "lengths.npy", lengths)
 
     size = params.image.image_size
@@ -144,7 +150,7 @@ def extract(params: TowersParams, towers: Path, task: Path, part: Part, folder: 
                 parts.setdefault(f"{kind}-{number}", []).append(level.half().cpu().numpy())
     for name, found in parts.items():
         np.save(folder / f"{name}.npy", np.concatenate(found))
-    return {"tokens": int(lengths.sum()), "levels": len(params.text.take)}
+    return {"tokens": int(lengths.sum()), "levels": len(text.widths)}
 
 
 def view(reader: ShardReader, index: int, size: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from components.io.runtime import Runtime
-from models.towers.config import ImageTowerConfig, TextTowerConfig
+from models.towers.config import ClipConfig, ImageTowerConfig, TextTowerConfig
 
 TowersName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]+$")]
 SplitName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
@@ -23,6 +23,11 @@ class TowersParams(BaseModel, frozen=True, extra="forbid"):
     )
     image: ImageTowerConfig = Field(default=ImageTowerConfig(), description="the image tower and what is taken of it")
     text: TextTowerConfig = Field(default=TextTowerConfig(), description="the text tower and what is taken of it")
+    clip: ClipConfig | None = Field(
+        default=None,
+        description="a CLIP in place of the text tower, whose vectors of whole pictures are the first level beside the "
+        "image tower's regions; null: none",
+    )
     image_weights: str | None = Field(
         default=None,
         min_length=1,
@@ -33,8 +38,15 @@ class TowersParams(BaseModel, frozen=True, extra="forbid"):
         min_length=1,
         description="a file, package:NAME/PATH in an installed package, or transformers:NAME; null: random",
     )
+    clip_weights: str | None = Field(
+        default=None,
+        min_length=1,
+        description="of both encoders of `clip`, in transformers', open_clip's or OpenAI's layout, or a run's of this "
+        "project: a file, package:NAME/PATH, transformers:NAME or open_clip:MODEL/TAG; null: random",
+    )
     vocabulary: str = Field(
-        min_length=1, description="tokenizer.json or vocab.txt of the text tower: a path, or package:NAME/PATH"
+        min_length=1,
+        description="tokenizer.json (CLIP's for `clip`) or BERT's vocab.txt: a path, or package:NAME/PATH",
     )
     max_tokens: int = Field(
         default=32, ge=3, le=512, description="tokens of a caption, [CLS] and [SEP] included; 32 in HAT"
@@ -55,7 +67,33 @@ class TowersParams(BaseModel, frozen=True, extra="forbid"):
     )
 
     @model_validator(mode="after")
+    def _clip_agrees(self) -> Self:
+        if self.clip is None:
+            if self.clip_weights is not None:
+                raise ValueError("clip_weights without `clip`: say its sizes there, or leave the weights out")
+            return self
+        beside = sorted({"text", "text_weights"} & self.model_fields_set)
+        if beside:
+            raise ValueError(f"{beside[0]} plays no part beside `clip`, which reads the captions: leave it out")
+        if self.clip.alone and self.image_weights is not None:
+            raise ValueError("image_weights plays no part where `clip` is alone: leave it out")
+        if not self.clip.alone and len(self.image.stages) != 1:
+            raise ValueError(
+                f"image.stages names {len(self.image.stages)} levels: beside `clip`, which has one of words, name one"
+            )
+        if self.max_tokens > self.clip.max_positions:
+            raise ValueError(f"max_tokens {self.max_tokens} is above clip.max_positions {self.clip.max_positions}")
+        return self
+
+    @property
+    def words_read(self) -> int:
+        """Rows of the text encoder's embedding."""
+        return self.clip.vocab_size if self.clip is not None else self.text.vocab_size
+
+    @model_validator(mode="after")
     def _agree(self) -> Self:
+        if self.clip is not None:
+            return self
         if len(self.image.stages) != len(self.text.take):
             raise ValueError(
                 f"image.stages names {len(self.image.stages)} levels, text.take {len(self.text.take)}: they go in pairs"

@@ -1,4 +1,4 @@
-"""Weights and vocabularies of towers, from files, installed packages, timm or transformers; nothing is unpickled."""
+"""Weights and vocabularies of towers: files, installed packages, names of timm and others; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ from torch import Tensor
 
 from components.io.errors import UserError
 
-PACKAGE, TIMM, TRANSFORMERS = "package:", "timm:", "transformers:"
+PACKAGE, TIMM, TRANSFORMERS, OPEN_CLIP = "package:", "timm:", "transformers:", "open_clip:"
+BY_NAME = (TIMM, TRANSFORMERS, OPEN_CLIP)  # fetched from the hub, where it may be asked
+OPEN_CLIP_FILE = "open_clip_model.safetensors"
+OPEN_CLIP_HUB = {  # where the weights of open_clip's MODEL/TAG lie as safetensors
+    "ViT-B-32/openai": "timm/vit_base_patch32_clip_224.openai",
+    "ViT-B-16/openai": "timm/vit_base_patch16_clip_224.openai",
+    "ViT-L-14/openai": "timm/vit_large_patch14_clip_224.openai",
+    "ViT-L-14-336/openai": "timm/vit_large_patch14_clip_336.openai",
+    "ViT-B-32/laion2b_s34b_b79k": "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
+    "ViT-B-16/laion2b_s34b_b88k": "laion/CLIP-ViT-B-16-laion2B-s34B-b88K",
+    "ViT-L-14/laion2b_s32b_b82k": "laion/CLIP-ViT-L-14-laion2B-s32B-b82K",
+}
 INNER = ("state_dict", "model")  # where training programs put the tensors
 
 
@@ -42,11 +53,11 @@ def locate(source: str) -> Path:
 
 
 def read_tensors(source: str) -> dict[str, Tensor]:
-    """The tensors by name in a safetensors file or a torch file of tensors alone; or those of ``timm:``, etc.
+    """The tensors by name in a safetensors file or a torch file of tensors alone; or those of ``timm:`` and the like.
 
     Raises UserError when they cannot be had, and when a file would have to run code to be read.
     """
-    if source.startswith((TIMM, TRANSFORMERS)):
+    if source.startswith(BY_NAME):
         return _by_name(source)
     path = locate(source)
     try:
@@ -70,11 +81,17 @@ def read_tensors(source: str) -> dict[str, Tensor]:
 
 def _by_name(source: str) -> dict[str, Tensor]:
     name = source.partition(":")[2]
+    if source.startswith(OPEN_CLIP) and name not in OPEN_CLIP_HUB:
+        raise UserError(f"{source} is not known here; known: {', '.join(OPEN_CLIP_HUB)}; or give its file")
     try:
         if source.startswith(TIMM):
             import timm
 
             return dict(timm.create_model(name, pretrained=True).state_dict())
+        if source.startswith(OPEN_CLIP):
+            from huggingface_hub import hf_hub_download
+
+            return load_file(hf_hub_download(OPEN_CLIP_HUB[name], OPEN_CLIP_FILE))
         from transformers import AutoModel
 
         return dict(AutoModel.from_pretrained(name).state_dict())

@@ -65,7 +65,7 @@ class TowerRun(TrainingParams, frozen=True, extra="forbid"):
 
 
 class LinearRun(TowerRun, frozen=True, extra="forbid"):
-    """Two linear projections of pooled features with a contrastive loss: the floor, and VITR's dual encoder."""
+    """A dual encoder with a contrastive loss: two projections of pooled features, the floor; or, fine-tuned, a CLIP."""
 
     kind: Literal["linear"] = Field(default="linear", description="what is learned")
     epochs: int = Field(default=4, ge=1, le=100_000, description="passes over all captions")

@@ -24,6 +24,7 @@ from components.training.feature_work import load_towers
 from components.training.loop import EXPORT, Outcome, Worker, fit
 from models.dual.model import DualHead, info_nce
 from models.hat.loss import hardest_triplet_loss
+from models.towers.clip import ClipTextTower
 from models.towers.text import TextTower, UpperLayers
 from models.vitr.head import VitrHead
 from models.vitr.lseh import lseh_loss
@@ -45,6 +46,7 @@ class TowerTask:
         self.label = f"finetune.runs.{name}"
         self.run = run
         self.sizes: dict[str, Any] = json.loads((features / TOWERS_FILE).read_text(encoding="utf-8"))
+        _check_levels(self.label, run, self.sizes.get("clip"), features)
         torch.manual_seed(run.seed)
         image, text = load_towers(features)
         try:
@@ -53,7 +55,7 @@ class TowerTask:
             raise UserError(f"{self.label}.head does not fit {features}: {error}") from None
         self.towers = (image, text)
         learn = run.learn if run.epochs > run.freeze_epochs else ()
-        learner: TextTower | UpperLayers | None = text if "text" in learn else None
+        learner: TextTower | ClipTextTower | UpperLayers | None = text if "text" in learn else None
         if learner is not None and run.learn_above:
             try:
                 learner = text.above(run.learn_above)
@@ -113,8 +115,21 @@ class TowerTask:
         return metrics["r_mean"] if self.run.keep_weights == "best" else None
 
 
+def _check_levels(label: str, run: Any, clip: Any, features: Path) -> None:
+    """Raise UserError where a run cannot read what towers with, or without, a CLIP give."""
+    if clip is None:
+        if not getattr(run.head, "projection", True):
+            raise UserError(f"{label}.head.projection is false, but {features} holds no CLIP: give its towers a `clip`")
+    elif clip["alone"] and run.kind != "linear":
+        raise UserError(
+            f"{label} reads regions and words, which {features} lacks: set clip.alone of its towers to false"
+        )
+    elif run.kind == "hat" and run.head.levels != (2,):
+        raise UserError(f"{label}.head.levels must be [2]: of {features}, whose towers are a CLIP, these are the words")
+
+
 class LinearTask(TowerTask):
-    """The contrastive loss of both directions."""
+    """The contrastive loss of both directions; of a CLIP's own vectors, once its towers learn, its fine-tuning."""
 
     run: LinearRun
     pooled = True

@@ -73,3 +73,47 @@ class TextTowerConfig(BaseModel, frozen=True, extra="forbid"):
         if self.kind == "gru" and self.width % 2:
             raise ValueError(f"width {self.width} is odd, and a GRU here has two directions of equal width")
         return self
+
+
+class ClipConfig(BaseModel, frozen=True, extra="forbid"):
+    """CLIP (Radford et al., ICML 2021), a dual encoder; the defaults are ViT-B/16's sizes.
+
+    Its vectors of whole pictures and captions are the towers' first level, one region and one word wide; its words are
+    the second, beside the regions of the image tower. All are `joint_width` wide: d1 of VITR.
+    """
+
+    patch_size: int = Field(default=16, ge=1, le=1024, description="side of the ViT's patches, pixels")
+    image_layers: int = Field(default=12, ge=1, le=200, description="layers of the ViT")
+    image_width: int = Field(default=768, ge=2, le=65_536, description="width of the ViT")
+    image_heads: int = Field(default=12, ge=1, le=1024, description="attention heads of the ViT")
+    text_layers: int = Field(default=12, ge=1, le=200, description="layers of the text encoder")
+    text_width: int = Field(default=512, ge=2, le=65_536, description="width of the text encoder")
+    text_heads: int = Field(default=8, ge=1, le=1024, description="attention heads of the text encoder")
+    joint_width: int = Field(default=512, ge=1, le=65_536, description="width of the vectors that are compared")
+    vocab_size: int = Field(default=49_408, ge=5, le=10_000_000, description="words, special ones included")
+    max_positions: int = Field(default=77, ge=3, le=65_536, description="longest text, tokens")
+    activation: Literal["quick_gelu", "gelu"] = Field(
+        default="quick_gelu", description="quick_gelu in OpenAI's weights, gelu in most of open_clip's others"
+    )
+    words: Literal["projected", "states"] = Field(
+        default="projected",
+        description="a word's vector: its last state, projected as the caption's is (always d1 wide), or as it is",
+    )
+    alone: bool = Field(
+        default=False, description="the vectors of whole pictures and captions, and nothing beside them"
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        for side, width, heads in (
+            ("image", self.image_width, self.image_heads),
+            ("text", self.text_width, self.text_heads),
+        ):
+            if width % heads:
+                raise ValueError(f"{side}_width {width} is no multiple of {side}_heads {heads}")
+        if self.words == "states" and self.text_width != self.joint_width:
+            raise ValueError(
+                f"words: states are {self.text_width} wide (text_width) and would have to be as wide as the caption's "
+                f"vector, {self.joint_width} (joint_width): use projected"
+            )
+        return self

@@ -65,4 +65,6 @@ def _create(config: ImageTowerConfig) -> Any:
         raise ValueError(f"timm cannot make {config.model} with {options}: {error}") from None
     if not hasattr(net, "forward_intermediates"):
         raise ValueError(f"{config.model} of timm gives no feature maps of its stages: choose another")
+    if hasattr(net, "head"):  # pools and classifies; its weights (CLIP's ResNets, ConvNeXt) are no part of the maps
+        net.head = nn.Identity()
     return net

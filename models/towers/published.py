@@ -1,4 +1,4 @@
-"""Published weights under the names of today's timm and transformers: Swin of timm 0.4, EfficientNet-Lite, BERT."""
+"""Published weights under today's names of timm and transformers: Swin of timm 0.4, EfficientNet-Lite, BERT, CLIP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from models.towers.clip import ClipImageTower, ClipTextTower
 from models.towers.image import ImageTower
 from models.towers.text import TextTower
 
@@ -24,6 +25,28 @@ LITE_LATER = {
     "_project_conv": "conv_pwl",
     "_bn2": "bn3",
 }
+CLIP_BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.([\w.]+)\.(\w+)$")
+CLIP_PARTS = {"ln_1": "layer_norm1", "ln_2": "layer_norm2", "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
+CLIP_PARTS |= {"attn.out_proj": "self_attn.out_proj"}
+CLIP_OUTER = {
+    "visual.class_embedding": "vision_model.embeddings.class_embedding",
+    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
+    "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",  # transformers' own spelling
+    "visual.ln_pre.bias": "vision_model.pre_layrnorm.bias",
+    "visual.ln_post.weight": "vision_model.post_layernorm.weight",
+    "visual.ln_post.bias": "vision_model.post_layernorm.bias",
+    "visual.proj": "visual_projection.weight",
+    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+    "positional_embedding": "text_model.embeddings.position_embedding.weight",
+    "ln_final.weight": "text_model.final_layer_norm.weight",
+    "ln_final.bias": "text_model.final_layer_norm.bias",
+    "text_projection": "text_projection.weight",
+}
+TRANSPOSED = ("visual.proj", "text_projection")  # open_clip multiplies by these from the right
+CLIP_NOT_NEEDED = ("logit_scale", "position_ids", "attn_mask", "input_resolution", "context_length", "vocab_size")
+CLIP_IMAGE, CLIP_TEXT = ("vision_model.", "visual_projection."), ("text_model.", "text_projection.")
+OWN_IMAGE, OWN_TEXT = "image.net.", "text.net."  # in the weights of this project's own runs
 OLD_NORM = {"gamma": "weight", "beta": "bias"}  # LayerNorm's parameters in BERT's oldest files
 
 
@@ -74,6 +97,57 @@ def old_bert(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stem, _, last = name.removeprefix("bert.").rpartition(".")
         weights[f"{stem}.{OLD_NORM.get(last, last)}"] = value
     return weights
+
+
+def open_clip(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A CLIP with a ViT in open_clip's and OpenAI's layout as transformers names it.
+
+    Raises ValueError where a name is not of that layout, as of CLIP's ResNets.
+    """
+    weights = {}
+    for name, value in state.items():
+        match = CLIP_BLOCK.match(name)
+        if name.endswith(CLIP_NOT_NEEDED):
+            continue
+        if name in CLIP_OUTER:
+            weights[CLIP_OUTER[name]] = value.T if name in TRANSPOSED else value
+            continue
+        if match is None:
+            raise ValueError(f"{name} is no weight of a CLIP whose image encoder is a ViT")
+        side, number, part, last = match.groups()
+        stem = f"{'vision' if side else 'text'}_model.encoder.layers.{number}"
+        if part == "attn" and last.startswith("in_proj_"):
+            for one, third in zip("qkv", value.chunk(3), strict=True):
+                weights[f"{stem}.self_attn.{one}_proj.{last.removeprefix('in_proj_')}"] = third
+        elif part in CLIP_PARTS:
+            weights[f"{stem}.{CLIP_PARTS[part]}.{last}"] = value
+        else:
+            raise ValueError(f"{name} is no weight of a CLIP whose image encoder is a ViT")
+    return weights
+
+
+def load_clip(image: ClipImageTower, text: ClipTextTower, state: Mapping[str, Tensor]) -> None:
+    """Set both encoders of a CLIP from transformers', open_clip's or OpenAI's layout, or a run's of this project.
+
+    The temperature is the loss's, and left out; so are the heads and regions of a run. Raises ValueError that names
+    what is missing or unknown, as where there is one encoder only.
+    """
+    if any(name.startswith((OWN_IMAGE, OWN_TEXT)) for name in state):
+        own = [(OWN_IMAGE, CLIP_IMAGE), (OWN_TEXT, CLIP_TEXT)]
+        state = {
+            name.removeprefix(prefix): value
+            for name, value in state.items()
+            for prefix, parts in own
+            if name.startswith(tuple(prefix + part for part in parts))
+        }
+    elif any(name.startswith(("visual.", "transformer.resblocks.")) for name in state):
+        state = open_clip(state)
+    state = {name: value for name, value in state.items() if not name.endswith(CLIP_NOT_NEEDED)}
+    for side, parts in (("image", CLIP_IMAGE), ("text", CLIP_TEXT)):
+        if not any(name.startswith(parts) for name in state):
+            raise ValueError(f"the weights hold no {side} encoder of a CLIP (no {parts[0]}…)")
+    _load(image.net, {name: value for name, value in state.items() if not name.startswith(CLIP_TEXT)})
+    _load(text.net, {name: value for name, value in state.items() if name.startswith(CLIP_TEXT)})
 
 
 def load_image_tower(tower: ImageTower, state: Mapping[str, Tensor]) -> None:

@@ -1,7 +1,8 @@
 """VITR over two towers: a dual encoder's global vectors, reasoned regions and words, fused into one score.
 
-The paper's dual encoder is CLIP, pre-trained. Where there is none, two linear projections of the towers' pooled outputs
-take its place and learn beside the rest, from a contrastive loss of their own.
+The paper's dual encoder is CLIP, pre-trained: the towers' first level (`VitrHeadConfig.projection` false). Where there
+is none, two linear projections of the towers' pooled outputs take its place and learn beside the rest, from a
+contrastive loss of their own.
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ class VitrHead(nn.Module):
         super().__init__()
         self.config = config
         width = text_widths[-1]  # d1: words and global vectors are of one width
+        if not config.projection and text_widths[0] != width:
+            raise ValueError(f"words are {width} wide and global vectors {text_widths[0]}, where VITR has one d1")
         dual = DualConfig(
-            width=width, temperature=config.temperature, levels=config.dual_levels, dropout=config.dropout
+            projection=config.projection,
+            width=width,
+            temperature=config.temperature,
+            levels=config.dual_levels,
+            dropout=config.dropout if config.projection else 0,
         )
         self.dual = DualHead(dual, image_widths, text_widths)
         self.dropout = nn.Dropout(config.dropout)
-        shared = config.model_dump(exclude={"use_global", "temperature", "dual_levels", "dropout"})
+        shared = config.model_dump(exclude={"use_global", "projection", "temperature", "dual_levels", "dropout"})
         self.vitr = Vitr(VitrConfig(global_width=width, region_width=image_widths[-1], **shared))
 
     def forward(self, regions: Sequence[Tensor], words: Sequence[Tensor], mask: Tensor) -> dict[str, Tensor]:

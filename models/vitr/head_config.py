@@ -27,6 +27,10 @@ class VitrHeadConfig(BaseModel, frozen=True, extra="forbid"):
     relations: bool = Field(
         default=True, description="false: VITR-NoRel, where a GRU sums up the regions and another the words"
     )
+    projection: bool = Field(
+        default=True,
+        description="whether two projections learn to be the dual encoder; false: the towers' own CLIP, as it is",
+    )
     temperature: float = Field(default=0.05, gt=0, le=10, description="of the dual encoder's contrastive loss")
     dual_levels: tuple[Level, ...] = Field(
         default=(), description="levels of the towers, from 1, that the dual encoder reads; empty: the last"

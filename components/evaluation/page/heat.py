@@ -71,7 +71,7 @@ def _explainer(model: Path) -> Callable[[Image, str], Explanation]:
     from components.evaluation.tower_models import is_tower_model, load_tower_model
     from components.evaluation.weights import load_model
 
-    words = load_tokenizer(model)
+    words = load_tokenizer(model, clip=True)
     if not is_tower_model(model):
         network, _ = load_model(model)
         return lambda picture, caption: explain_pair(network, words, picture, caption)
