@@ -35,7 +35,9 @@ class SourceParams(BaseModel, frozen=True, extra="forbid"):
     sha256_column: str | None = Field(
         default=None, description="of a parquet: the sha256 expected of each picture, hex; null: none"
     )
-    splits: tuple[str, ...] | None = Field(default=None, description="splits to take from a Karpathy JSON; null: all")
+    splits: tuple[str, ...] | None = Field(
+        default=None, description="splits to take from a list that names them; null: all"
+    )
 
 
 class DownloadParams(BaseModel, frozen=True, extra="forbid"):

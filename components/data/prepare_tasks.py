@@ -55,8 +55,10 @@ class TaskParams(BaseModel, frozen=True, extra="forbid"):
         default=(), description="annotation files within `path`, one or a list; may be left out where there is but one"
     )
     images: str | None = Field(default=None, description="folder of pictures within `path`; `path` itself if left out")
-    format: Literal["auto", "albef", "karpathy"] = Field(
-        default="auto", description="layout of a retrieval task's annotations; other kinds' tell themselves apart"
+    format: Literal["auto", "albef", "karpathy", "refcoco", "clevr"] = Field(
+        default="auto",
+        description="layout of a retrieval task's annotations; other kinds' tell themselves apart. refcoco: refs(…).p "
+        "with instances.json beside it; clevr: CLEVR_…_scenes.json",
     )
     answers: tuple[str, ...] = Field(default=(), description="vqa: VQA v2's annotation files within `path`")
     answer_list: str | None = Field(

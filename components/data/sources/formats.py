@@ -2,4 +2,4 @@
 
 from typing import Literal
 
-Format = Literal["auto", "tsv", "parquet", "albef", "karpathy", "coco", "visual_genome", "folder"]
+Format = Literal["auto", "tsv", "parquet", "albef", "karpathy", "coco", "visual_genome", "refcoco", "clevr", "folder"]

@@ -1,4 +1,4 @@
-"""Reading source lists of any layout: caption<TAB>url, parquet, the four JSON layouts, folders of pictures.
+"""Reading source lists of any layout: caption<TAB>url, parquet, the JSON layouts, folders of pictures.
 
 Every reader yields one :class:`SourceRow` per (picture, caption) pair, in reading order, and drops nothing: what cannot
 be used comes out as a row with its `error`. Text files are UTF-8 whatever the locale. Memory does not grow with the
@@ -32,6 +32,7 @@ URL_COLUMNS = ("url", "image_url")  # looked for without regard to case when `ur
 CAPTION_COLUMNS = ("text", "caption")
 LINE_BYTES = 1 << 20  # a longer line is no caption and URL, and must not fill the memory
 PARQUET_ROWS = 4096
+WITH_SPLITS = ("karpathy", "refcoco", "clevr")
 
 
 def read_source(
@@ -50,8 +51,8 @@ def read_source(
 
     `path` is a list file or a folder; in a folder `list` names the list file and `images` the folder of local pictures
     (default: the folder itself; for COCO's and Visual Genome's lists: their URLs). `splits` keeps rows of these splits
-    only (Karpathy's JSON). `sha256_column` is a parquet's column of expected hashes. `names` are the files of a folder
-    whose pictures are elsewhere. Raises UserError when the list is missing, is not of the format, lacks a column, or is
+    only (Karpathy's JSON, RefCOCO's references, CLEVR's scenes). `sha256_column` is a parquet's column of expected
+    hashes. `names` are the files of a folder whose pictures are elsewhere. Raises UserError when the list is missing, is not of the format, lacks a column, or is
     damaged in a way that leaves no rows to report.
     """
     if not path.exists():
@@ -63,7 +64,7 @@ def read_source(
         raise UserError(f"{file} cannot be read as `{kind}`: set `list` to a file in the folder, or another `format`")
     if sha256_column is not None and kind != "parquet":
         raise UserError(f"{file} is read as `{kind}`, which has no columns: remove `sha256_column` for this source")
-    if splits is not None and kind != "karpathy":
+    if splits is not None and kind not in WITH_SPLITS:
         raise UserError(f"{file} is read as `{kind}`, which has no splits: remove `splits` for this source")
     if kind == "tsv":
         return _read_tsv(file)
@@ -76,6 +77,14 @@ def read_source(
     if kind == "visual_genome":
         beside = file.with_name(IMAGE_DATA_FILE)
         return read_visual_genome(file, root, local=images is not None, image_data=beside if beside.is_file() else None)
+    if kind == "refcoco":
+        from components.data.sources.refcoco import read_refcoco
+
+        return read_refcoco(file, root, splits)
+    if kind == "clevr":
+        from components.data.sources.clevr import read_clevr
+
+        return read_clevr(file, root, splits)
     return read_albef(file, root) if kind == "albef" else read_karpathy(file, root, splits)
 
 

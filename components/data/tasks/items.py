@@ -11,6 +11,8 @@ from typing import Any, BinaryIO, NoReturn
 from components.io.errors import UserError
 from components.io.outcomes import Reason
 
+PICKLES = (".p", ".pkl", ".pickle")
+
 
 @dataclass(frozen=True)
 class Item:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.data.tasks.answers import VISUAL_GENOME_WEIGHT, normalise_answer, weigh_answers
-from components.data.tasks.items import Item, load_json, load_plain_pickle, refused
+from components.data.tasks.items import PICKLES, Item, load_json, load_plain_pickle, refused
 from components.io.errors import UserError
 from components.io.outcomes import Reason
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Entry = dict[str, Any]
 PICTURES = {"vqa": 1, "entailment": 1, "nlvr2": 2, "grounding": 1}
 LABELS = {"contradiction": 0, "neutral": 1, "entailment": 2}  # as the published code numbers them
-PICKLES = (".p", ".pkl", ".pickle")
 
 
 def read_items(params: TaskParams, base: Path, file: Path) -> Iterator[Item]:
