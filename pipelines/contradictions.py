@@ -8,7 +8,7 @@ from typing import Any
 
 from components.training.tower_runs import KINDS as TOWER_KINDS
 
-CORPUS, TASKS, FEATURES = Path("data/corpus"), Path("data/tasks"), Path("data/features")
+CORPUS, TASKS, FEATURES, MODELS = (Path("data", name) for name in ("corpus", "tasks", "features", "models"))
 
 
 def contradictions(params: Any) -> list[str]:
@@ -79,6 +79,24 @@ def _towers(params: Any) -> Iterator[str]:
                 f"features.towers.{name}.task: {chosen.task} is no retrieval task of prepare_tasks.tasks; "
                 f"allowed: {', '.join(fitting) or 'nothing'}"
             )
+        yield from _order(params, name, chosen)
+
+
+def _order(params: Any, name: str, towers: Any) -> Iterator[str]:
+    """Towers whose weights are a run's come after that run, which DVC knows by `after` alone."""
+    folder = Path(towers.clip_weights or "").parent
+    of_run = folder.parent == MODELS
+    first = folder if of_run else towers.task / "train"
+    if of_run and folder.name not in params.finetune.runs:
+        runs = ", ".join(params.finetune.runs)
+        yield (
+            f"features.towers.{name}.clip_weights: {folder} is written by none of finetune.runs; allowed: those of "
+            f"{runs}, or weights from elsewhere"
+        )
+    elif of_run and params.finetune.runs[folder.name].pretrained == FEATURES / name:
+        yield f"features.towers.{name}.clip_weights: {folder} itself comes from these towers; allowed: another run's"
+    elif towers.after != first:
+        yield f"features.towers.{name}.after: {towers.after or 'not there'}; allowed: {first}"
 
 
 def _sizes(params: Any) -> Iterator[str]:

@@ -18,6 +18,11 @@ class TowersParams(BaseModel, frozen=True, extra="forbid"):
     """A pair of towers and the task that they look at."""
 
     task: Path = Field(description="folder of a retrieval task: data/tasks/TASK")
+    after: Path | None = Field(
+        default=None,
+        description="what has to be there first: data/models/RUN where clip_weights are that run's, else "
+        "data/tasks/TASK/train; dvc.yaml reads it, so write it out",
+    )
     splits: tuple[SplitName, ...] = Field(
         default=("train", "val"), min_length=1, description="splits to keep; `evaluate` asks the towers themselves"
     )

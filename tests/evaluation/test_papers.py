@@ -72,13 +72,26 @@ def test_a_run_at_the_papers_scale_stands_beside_it(run) -> None:
         ({"task": "retrieval"}, {}, 14_000_000, "a task retrieval stands in none of them (they have coco, flickr30k"),
         ({}, {"kind": "hat"}, 14_000_000, "Not comparable with HAT's tables"),
         ({}, {"kind": "linear"}, 14_000_000, "none here reports on a model of kind linear"),
-        ({}, {"kind": "vitr"}, 14_000_000, "image.model unknown (paper resnet101_clip.openai)"),
+        ({}, {"kind": "vitr"}, 14_000_000, "image.model unknown (paper resnet101_clip)"),
     ],
 )
 def test_a_run_at_another_scale_is_not_compared(run, metrics, config, pictures, reason) -> None:
     found = run(METRICS | metrics, MODEL | config, pictures)
     assert not found.lines
     assert reason in found.sentence.replace("image model", "image.model")
+
+
+VITR = {"kind": "vitr", "image": {"model": "resnet101_clip"}, "clip": {"image_width": 768, "patch_size": 16}}
+VITR |= {"head": {"regions": 49, "join_width": 128, "use_global": True, "relations": True}}
+
+
+def test_vitr_s_sizes_and_variants_are_told_apart(run) -> None:
+    found = run(METRICS | {"image_size": 224}, VITR)
+    assert {line.reference for line in found.lines} == {"VITR VITR_B, table 4"}
+    large = VITR | {"clip": {"image_width": 1024, "patch_size": 14}}
+    assert {line.reference for line in run(METRICS, large).lines} == {"VITR VITR_L, table 4"}
+    for name in ("use_global", "relations"):
+        assert not run(METRICS, VITR | {"head": VITR["head"] | {name: False}}).lines
 
 
 def test_weights_without_their_data_are_compared_with_a_note(run, tmp_path) -> None:

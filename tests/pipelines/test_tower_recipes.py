@@ -72,3 +72,81 @@ def test_hat_as_published(name):
     assert (towers.image.stages, towers.text.take, towers.max_tokens) == ((2, 3, 4), (4, 10, 12), 32)
     assert (towers.image.model, towers.image.image_size) == ("swin_base_patch4_window7_224", 224)
     assert (towers.text.layers, towers.text.width, towers.text.heads) == (12, 768, 12)
+
+
+@pytest.mark.parametrize("name", ["vitr_flickr30k", "vitr_refcocog", "vitr_clevr"])
+def test_vitr_as_published(name):
+    """VITR section 4.2, and table 7's variants of VITR_L."""
+    params = check_params(content(name), name)
+    runs, towers = params.finetune.runs, params.features.towers
+    assert list(runs) == ["clip_b16", "clip_l14", "vitr_b", "vitr_l", "novit_l", "norel_l", "vse", "vsrn"]
+    for run in (runs[name] for name in ("vitr_b", "vitr_l", "novit_l", "norel_l")):
+        assert (run.kind, run.epochs, run.batch_size, run.optimizer) == ("vitr", 20, 128, "adam")
+        assert (run.schedule.kind, run.schedule.lr, run.schedule.decay, run.schedule.decay_epochs) == (
+            "late_decay",
+            4e-4,
+            0.1,
+            5,
+        )
+        assert (run.margin, run.temperature) == (0.185, 0.025)  # eq. 20, 21
+        assert run.freeze_epochs >= run.epochs  # pre-trained encoders rest (section 3.5)
+        assert (run.head.gamma, run.head.reasoning_steps, run.head.fusion_steps) == (12, 4, 2)  # eq. 10; g1, g2
+        assert (run.head.regions, run.head.join_width, run.head.projection) == (49, 128, False)
+    shared = runs["vitr_l"].head
+    assert runs["vitr_b"].head == shared
+    assert (shared.use_global, shared.relations) == (True, True)
+    assert runs["novit_l"].head == shared.model_copy(update={"use_global": False})
+    assert runs["norel_l"].head == shared.model_copy(update={"relations": False})
+    for size, patch, width, text_width, joint in (("b", 16, 768, 512, 512), ("l", 14, 1024, 768, 768)):
+        both = [towers[f"vitr_{size}"], towers["clip_b16" if size == "b" else "clip_l14"]]
+        for chosen in both:
+            clip = chosen.clip
+            assert (clip.patch_size, clip.image_width, clip.text_width, clip.joint_width) == (
+                patch,
+                width,
+                text_width,
+                joint,  # d1
+            )
+        assert both[0].clip == both[1].clip.model_copy(update={"alone": False})
+        assert both[0].image.model == "resnet101_clip"
+        assert both[0].semantic_values > 0
+    assert towers["vitr_b"].image == towers["vitr_l"].image == towers["rn101_bert"].image
+    for name in ("clip_b16", "clip_l14"):
+        assert (runs[name].kind, runs[name].head.projection, runs[name].freeze_epochs) == ("linear", False, 0)
+
+
+@pytest.mark.parametrize(("towers", "count"), [("clip_b16", 149_620_737), ("clip_l14", 427_616_513)])
+def test_clips_of_the_recipes_have_the_published_number_of_parameters(towers, count):
+    import torch
+
+    from models.towers.clip import make_towers
+
+    chosen = check_params(content("vitr_clevr"), "x").features.towers[towers]
+    with torch.device("meta"):
+        both = make_towers(chosen.image, chosen.text, chosen.clip)
+    scale = 1
+    assert sum(weight.numel() for tower in both for weight in tower.parameters()) + scale == count
+
+
+def test_vitr_comes_after_the_clip_that_it_stands_on():
+    entries = read_entries(content("vitr_clevr"))
+    assert entries["finetune@clip_l14"].outs[0] == "data/models/clip_l14"
+    assert "data/models/clip_l14" in entries["features@vitr_l"].deps
+    assert "data/tasks/clevr/train" in entries["features@clip_l14"].deps
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"after": "data/tasks/clevr/train"}, r"vitr_b.after: data/tasks/clevr/train; allowed: data/models/clip_b16"),
+        ({"clip_weights": None}, r"vitr_b.after: data/models/clip_b16; allowed: data/tasks/clevr/train"),
+        ({"after": None}, r"vitr_b.after: not there; allowed: data/models/clip_b16"),
+        ({"clip_weights": "data/models/x/model.safetensors"}, "data/models/x is written by none of finetune.runs"),
+        ({"clip_weights": "data/models/vitr_b/model.safetensors"}, "data/models/vitr_b itself comes from these towers"),
+    ],
+)
+def test_towers_of_a_run_say_what_they_come_after(changes, said):
+    wrong = content("vitr_clevr")
+    wrong["features"]["towers"]["vitr_b"] |= changes
+    with pytest.raises(UserError, match=said):
+        check_params(wrong, "x")

@@ -52,8 +52,8 @@ def read_source(
     `path` is a list file or a folder; in a folder `list` names the list file and `images` the folder of local pictures
     (default: the folder itself; for COCO's and Visual Genome's lists: their URLs). `splits` keeps rows of these splits
     only (Karpathy's JSON, RefCOCO's references, CLEVR's scenes). `sha256_column` is a parquet's column of expected
-    hashes. `names` are the files of a folder whose pictures are elsewhere. Raises UserError when the list is missing, is not of the format, lacks a column, or is
-    damaged in a way that leaves no rows to report.
+    hashes. `names` are the files of a folder whose pictures are elsewhere. Raises UserError when the list is missing,
+    is not of the format, lacks a column, or is damaged in a way that leaves no rows to report.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist: set the source's `path` to a list file or a folder")

@@ -124,7 +124,8 @@ def _differences(
         pairs.append(("test items", size, row["size"]))
     if "image_size" in row:
         pairs.append(("image size", metrics.get("image_size"), row["image_size"]))
-    pairs += [(key.replace("_", " "), _value(config, key), value) for key, value in paper["scale"]["model"].items()]
+    model = paper["scale"]["model"] | row.get("model", {})
+    pairs += [(key.replace("_", " "), _value(config, key), value) for key, value in model.items()]
     wrong = [f"{name} {_shown(here)} (paper {_shown(there)})" for name, here, there in pairs if here != there]
     wanted = paper["scale"].get("pretraining", {}).get(row["data"])
     if pictures is not None and wanted and abs(pictures - wanted) > TOLERANCE * wanted:
