@@ -120,9 +120,25 @@ class VitrRun(TowerRun, frozen=True, extra="forbid"):
     head: VitrHeadConfig = Field(default=VitrHeadConfig(), description="what stands on the towers")
     margin: float = Field(default=0.185, ge=0, le=100, description="alpha of eq. 20 and 21")
     temperature: float = Field(default=0.025, ge=0, le=100, description="lambda of eq. 20 and 21")
+    negative_pool: int = Field(
+        default=0,
+        ge=0,
+        le=100_000,
+        description="more pairs of train, drawn anew each step, among which the hardest negatives are looked for; 0: "
+        "the batch's own",
+    )
     contrast_weight: float = Field(
         default=1.0, ge=0, le=1000, description="weight of the dual encoder's own loss, which the paper trains before"
     )
+
+    @model_validator(mode="after")
+    def _pool_is_cached(self) -> Self:
+        if self.negative_pool and self.epochs > self.freeze_epochs:
+            raise ValueError(
+                "negative_pool reads cached features, which the towers leave behind once they learn: set it to 0, or "
+                "freeze_epochs to epochs"
+            )
+        return self
 
 
 class VseRun(TowerRun, frozen=True, extra="forbid"):

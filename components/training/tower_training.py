@@ -27,7 +27,7 @@ from models.hat.loss import hardest_triplet_loss
 from models.towers.clip import ClipTextTower
 from models.towers.text import TextTower, UpperLayers
 from models.vitr.head import VitrHead
-from models.vitr.lseh import lseh_loss
+from models.vitr.lseh import Pool, lseh_loss
 
 if TYPE_CHECKING:
     from components.training.tower_runs import HatRun, LinearRun, TowerRun, VitrRun, VseRun, VsrnRun
@@ -185,14 +185,36 @@ class VitrTask(TowerTask):
         if not path.is_file():
             raise UserError(f"{path} does not exist, which LSEH needs: set semantic_values of {features.name}'s towers")
         self.semantic = torch.from_numpy(np.load(path))
+        self.pool: Pool | None = None  # of this step
         self.weights = {"loss_contrast": run.contrast_weight}
+
+    def losses(
+        self, model: nn.Module, images: Tensor, batch: TowerBatch, alpha: float, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        self.pool = self._draw_pool(model, batch, generator) if self.run.negative_pool else None
+        return super().losses(model, images, batch, alpha, generator)
+
+    def _draw_pool(self, model: nn.Module, batch: TowerBatch, generator: torch.Generator) -> Pool:
+        """Other pairs of train, drawn evenly, with the scores of the batch against them."""
+        features: FeatureReader = self.data.features
+        order = torch.randperm(len(features.picture_of), generator=generator, device=generator.device)
+        drawn = order[: self.run.negative_pool].sort().values.cpu().numpy()
+        pictures, device = features.picture_of[drawn], batch.mask.device
+        words, mask = features.words(drawn)
+        words = [level.to(device) for level in words]
+        regions = [level.to(device) for level in features.regions(pictures)]
+        return Pool(
+            to_captions=model(batch.regions, words, mask.to(device))["vitr"],
+            to_pictures=model(regions, batch.words, batch.mask)["vitr"].T,
+            semantic=self.semantic[drawn].to(device),
+            image_ids=torch.from_numpy(pictures).to(device),
+        )
 
     def judge(self, scores: dict[str, Tensor], batch: TowerBatch) -> dict[str, Tensor]:
         assert isinstance(self.model.head, VitrHead)
         semantic = self.semantic[batch.caption_ids.cpu()].to(scores["vitr"].device)
-        loss = lseh_loss(
-            scores["vitr"], semantic, batch.image_ids, margin=self.run.margin, temperature=self.run.temperature
-        )
+        options = {"margin": self.run.margin, "temperature": self.run.temperature}
+        loss = lseh_loss(scores["vitr"], semantic, batch.image_ids, self.pool, **options)
         contrast = info_nce(scores["similarity"], batch.image_ids, self.model.head.dual.scale)
         return {"loss_lseh": loss.mean(), "loss_contrast": contrast}
 

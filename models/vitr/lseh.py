@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +29,23 @@ def semantic_vectors(captions: Sequence[str], values: int, seed: int = 0) -> Ten
     return torch.from_numpy(svd.fit(counts).transform(counts))
 
 
+class Pool(NamedTuple):
+    """Pairs from beyond the batch that are negatives alone."""
+
+    to_captions: Tensor  # (B, N) scores of the batch's pictures with the pool's captions
+    to_pictures: Tensor  # (B, N) scores of the batch's captions with the pool's pictures
+    semantic: Tensor  # (N, d5) reduced term vectors of its captions
+    image_ids: Tensor  # (N,)
+
+
 def lseh_loss(
-    scores: Tensor, semantic: Tensor, image_ids: Tensor, *, margin: float = 0.185, temperature: float = 0.025
+    scores: Tensor,
+    semantic: Tensor,
+    image_ids: Tensor,
+    pool: Pool | None = None,
+    *,
+    margin: float = 0.185,
+    temperature: float = 0.025,
 ) -> Tensor:
     """Loss per pair, (B,): hardest caption for each picture plus hardest picture for each caption (eq. 20, 21).
 
@@ -37,6 +53,7 @@ def lseh_loss(
         scores: (B, B), row p the scores of picture p with every caption of the batch.
         semantic: (B, d5) reduced term vectors of the captions.
         image_ids: (B,) pairs with the same id are no negatives of each other.
+        pool: further negatives, among which the hardest is looked for as well; None: the batch's own.
         margin: alpha.
         temperature: lambda, the weight of the captions' cosine similarity.
 
@@ -44,12 +61,17 @@ def lseh_loss(
         ValueError: when no pair has a negative (one picture only).
 
     """
-    related = image_ids[:, None] == image_ids[None]  # (B, B)
+    others = image_ids if pool is None else torch.cat([image_ids, pool.image_ids])
+    related = image_ids[:, None] == others[None]  # (B, B + N)
     if bool(related.all()):
         raise ValueError("the batch holds one picture only, so no pair has a negative: use a larger batch")
     unit = F.normalize(semantic, dim=1)
-    factor = margin + temperature * (unit @ unit.T).to(scores.dtype)  # (B, B)
-    positive = scores.diagonal()  # (B,)
-    to_captions = (factor + scores - positive[:, None]).relu().masked_fill(related, 0)
-    to_pictures = (factor + scores.T - positive[:, None]).relu().masked_fill(related, 0)
+    units, positive = unit, scores.diagonal()[:, None]  # (B, 1)
+    captions, pictures = scores, scores.T
+    if pool is not None:
+        units = torch.cat([unit, F.normalize(pool.semantic, dim=1)])
+        captions, pictures = torch.cat([scores, pool.to_captions], 1), torch.cat([scores.T, pool.to_pictures], 1)
+    factor = margin + temperature * (unit @ units.T).to(scores.dtype)  # (B, B + N)
+    to_captions = (factor + captions - positive).relu().masked_fill(related, 0)
+    to_pictures = (factor + pictures - positive).relu().masked_fill(related, 0)
     return to_captions.amax(dim=1) + to_pictures.amax(dim=1)

@@ -301,6 +301,19 @@ def test_one_tower_learns_beside_the_other_s_cached_features(kind, learn, task, 
     assert np.isfinite(json.loads((weights / "metrics.json").read_text())["last"]["loss"])
 
 
+def test_vitr_finds_harder_negatives_in_a_pool(task, cached, tmp_path):
+    """With all of train as the pool, each step's loss is at least the batch's own; drawn anew it is the same."""
+    losses = {}
+    for pool in (0, 18, 18):
+        weights = train("vitr", task, cached, tmp_path / f"{pool}-{len(losses)}", negative_pool=pool, epochs=1)
+        losses.setdefault(pool, []).append((weights / "model.safetensors").read_bytes())
+        losses[pool].append(json.loads((weights / "metrics.json").read_text())["first"]["loss_lseh"])
+    assert losses[18][1] > losses[0][1]
+    assert losses[18][0] == losses[18][2]
+    with pytest.raises(ValueError, match="negative_pool reads cached features"):
+        train("vitr", task, cached, tmp_path, negative_pool=4, freeze_epochs=1)
+
+
 @pytest.mark.parametrize("kind", ["hat", "linear"])
 def test_only_the_text_s_upper_layers_learn(kind, task, cached, tmp_path):
     _, before = feature_work.load_towers(cached)
