@@ -19,6 +19,12 @@ class ReportParams(BaseModel, frozen=True, extra="forbid"):
         default=12, ge=0, le=200, description="pictures shown of those kept, and of those rejected"
     )
     max_queries: int = Field(default=3, ge=0, le=50, description="best and worst queries shown, each, per direction")
+    max_compared: int = Field(
+        default=3,
+        ge=0,
+        le=50,
+        description="queries shown, each way round and per direction, where a HAT or VITR and its baseline differ",
+    )
     max_explained: int = Field(
         default=2, ge=0, le=20, description="captions of an ALBEF, HAT or VITR run shown with a heat map for each word"
     )
@@ -69,6 +75,7 @@ def report(
         samples=params.max_samples,
         queries=params.max_queries,
         explained=params.max_explained,
+        compared=params.max_compared,
     )
     html = render(page)
     report.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ RANKS_SCHEMA = pa.schema(
         ("picture", pa.string()),  # record id of the picture that the query is or belongs to
         ("rank_itc", pa.int32()),  # from 1; ties count against the model
         ("rank_itm", pa.int32()),
+        ("top_itm", pa.string()),  # the first candidate: row id of a caption, record id of a picture
     ]
 )
 
@@ -101,7 +102,7 @@ def write_results(
         }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / METRICS_FILE).unlink(missing_ok=True)
-    pq.write_table(_rank_table(split, ranks_itc, ranks_itm), folder / RANKS_FILE, compression="zstd")
+    pq.write_table(_rank_table(split, ranks_itc, ranks_itm, itm), folder / RANKS_FILE, compression="zstd")
     found = {
         TEXT: _examples(split, TEXT, itc[0], itm[0], (ranks_itc.text, ranks_itm.text), examples, example_candidates),
         IMAGE: _examples(
@@ -115,7 +116,8 @@ def write_results(
     write_json(folder / METRICS_FILE, metrics)
 
 
-def _rank_table(split: Split, itc: Ranks, itm: Ranks) -> pa.Table:
+def _rank_table(split: Split, itc: Ranks, itm: Ranks, scores: Scores) -> pa.Table:
+    texts, images = (top_indices(one, 1)[:, 0] for one in scores)
     owners = [split.picture_ids[index] for index in split.picture_of]
     columns = [
         [TEXT] * len(itc.text) + [IMAGE] * len(itc.image),
@@ -123,6 +125,7 @@ def _rank_table(split: Split, itc: Ranks, itm: Ranks) -> pa.Table:
         split.picture_ids + owners,
         np.concatenate([itc.text, itc.image]),
         np.concatenate([itm.text, itm.image]),
+        [split.caption_ids[index] for index in texts] + [split.picture_ids[index] for index in images],
     ]
     return pa.table(
         [pa.array(column, type=field.type) for column, field in zip(columns, RANKS_SCHEMA, strict=True)],

@@ -9,6 +9,7 @@ import pytest
 
 from components.evaluation.report import ReportParams, report
 from tests.evaluation import made_stages as made
+from tests.evaluation.test_versus import evaluate, scores
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"]
@@ -41,6 +42,8 @@ def test_hostile_texts_fit_every_screen(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(made, "HOSTILE", captions[0])
     made.make_data(tmp_path)
     made.make_evaluation(tmp_path, split)
+    evaluate(tmp_path, LONG[:60], "vitr", scores(wrong_pictures=[2], wrong_captions=[3]), split)
+    evaluate(tmp_path, "clip", "linear", scores(wrong_pictures=[0], wrong_captions=[0]), split)
     made.make_training(tmp_path)
     made.make_validation(tmp_path, success=False)
     run = tmp_path / "evaluation" / LONG[:120]

@@ -33,6 +33,7 @@ from components.evaluation.page.tables import (
 )
 from components.evaluation.page.training import Training, read_trainings
 from components.evaluation.page.validation import Validation, read_validation
+from components.evaluation.page.versus import Versus, read_versus
 from components.evaluation.papers.compare import Comparison, compare
 from components.evaluation.results import IMAGE, TEXT
 from components.evaluation.retrieval import chance_recall
@@ -105,6 +106,7 @@ class Page:
     title: str
     warnings: tuple[str, ...]
     runs: tuple[RunPlots, ...]
+    versus: tuple[Versus, ...]
     task_headings: tuple[str, ...]
     task_rows: tuple[tuple[str, ...], ...]
     task_details: tuple[TaskDetail, ...]
@@ -123,10 +125,11 @@ class Page:
     code: str
 
 
-def gather(folders: Folders, *, title: str, samples: int, queries: int, explained: int = 0) -> Page:
+def gather(folders: Folders, *, title: str, samples: int, queries: int, explained: int = 0, compared: int = 0) -> Page:
     """Read it all. At most `samples` pictures kept and rejected, each, and `queries` best and worst per direction.
 
-    `explained` captions of each ALBEF, HAT or VITR run are drawn with heat maps.
+    `compared` queries each way round are shown of a model beside its baseline; `explained` captions of each ALBEF, HAT
+    or VITR run are drawn with heat maps.
     """
     stages = {
         "download": folders.raw,
@@ -161,6 +164,7 @@ def gather(folders: Folders, *, title: str, samples: int, queries: int, explaine
             )
             for run in runs
         ),
+        versus=tuple(read_versus(runs, folders.evaluation, folders.tasks, compared)),
         task_headings=TASK_HEADINGS,
         task_rows=tuple(task_table(folders.evaluation)),
         task_details=tuple(task_details(folders.evaluation, folders.models, folders.shards)),

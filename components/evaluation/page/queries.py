@@ -80,10 +80,10 @@ def _read_run(folder: Path, tasks: Path, queries: int) -> Run:
     split = tasks / str(metrics.get("task", "")) / str(metrics.get("split", ""))
     path = folder / EMBEDDING_FILE
     embedding = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    return Run(folder.name, metrics, ranks, captions, chosen, _thumbnails(names, record_folders(split)), embedding)
+    return Run(folder.name, metrics, ranks, captions, chosen, thumbnails(names, record_folders(split)), embedding)
 
 
-def _thumbnails(names: set[str], folders: Iterable[Path]) -> dict[str, Thumbnail]:
+def thumbnails(names: set[str], folders: Iterable[Path]) -> dict[str, Thumbnail]:
     """Small pictures of the named records, where they can be found and decoded."""
     found: dict[str, Thumbnail] = {}
     for folder in folders:
