@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from components.io.errors import UserError
 from pipelines.checkpoint_cli import checkpoint
-from pipelines.evaluation_cli import register_evaluation
+from pipelines.evaluation_cli import ParamsOption, register_evaluation
 from pipelines.operations import register
 from pipelines.quiet import be_quiet
 
@@ -33,7 +33,6 @@ register(app)
 register_evaluation(app)
 app.add_typer(checkpoint, name="checkpoint")
 
-ParamsOption = Annotated[Path, typer.Option("--params", help="The parameter file.")]
 SetOption = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Another value for a parameter: clean.max_words=20.")
 ]

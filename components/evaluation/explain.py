@@ -73,12 +73,14 @@ def explain(image: Path, text: str, weights: Path, *, layer: int | None = None, 
             raise UserError(f"{weights} holds no ALBEF, so there is no layer to choose: leave --layer out")
         towers, sizes = load_tower_model(weights, "cpu")
         try:
-            return explain_towers(towers, sizes, load_tokenizer(weights, clip=True), _picture(image), _caption(text))
+            return explain_towers(
+                towers, sizes, load_tokenizer(weights, clip=True), read_picture(image), read_caption(text)
+            )
         except ValueError as error:
             raise UserError(f"nothing to explain with {weights}: {error}") from None
     model, config = load_model(weights)
-    caption = _caption(text)
-    picture = _picture(image)
+    caption = read_caption(text)
+    picture = read_picture(image)
     if max_tokens > config.max_positions:
         raise UserError(f"the model in {weights} reads at most {config.max_positions} tokens: lower --max-tokens")
     try:
@@ -161,14 +163,16 @@ def _layer(model: Albef, layer: int | None) -> int:
     return chosen
 
 
-def _caption(text: str) -> str:
+def read_caption(text: str) -> str:
+    """A text cleaned as captions are. Raises UserError when nothing is left of it."""
     caption, reason = clean_caption(text, CaptionParams())
     if not caption:
-        raise UserError(f"the text holds nothing to explain ({reason.value.replace('_', ' ')}): give a sentence")
+        raise UserError(f"the text holds no word to read ({reason.value.replace('_', ' ')}): give a sentence")
     return caption
 
 
-def _picture(path: Path) -> Image.Image:
+def read_picture(path: Path) -> Image.Image:
+    """A picture's file as the stages make pictures. Raises UserError when it is none, or too large."""
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size <= MAX_BYTES else b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,8 +60,12 @@ class RetrievalSplit:
         return len(self.reader)
 
     def __getitem__(self, part: slice) -> Tensor:
+        return self.views(range(*part.indices(len(self))))
+
+    def views(self, pictures: Sequence[int]) -> Tensor:
+        """The images (b, 3, S, S) float32 of these pictures."""
         with ThreadPoolExecutor(DECODERS) as pool:
-            return normalise(to_batch(list(pool.map(self._view, range(*part.indices(len(self)))))))
+            return normalise(to_batch(list(pool.map(self._view, pictures))))
 
     def texts(self, tokenizer: Path, max_tokens: int) -> Texts:
         """All captions by the tokenizer in the folder (or file) `tokenizer`, cut to `max_tokens`."""

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.evaluation.embedding import embedding_map
+from components.evaluation.global_vectors import made_from, write_vectors
 from components.evaluation.results import write_results
 from components.evaluation.scoring import with_tail
 from components.evaluation.sharing import encoding_of
 from components.evaluation.tower_models import EncodedSplit, load_sizes
 from components.evaluation.tower_parts import AllScores, TowerEncoding, score_split
 from components.evaluation.tower_scoring import ENSEMBLE, main_score, recalls
+from components.evaluation.vector_index import IndexSettings
 from components.io.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ def evaluate_towers(
     The files are those of every retrieval run. ``itm`` holds the model's own score (HAT's ensemble where it has both
     directions), ``itc`` a simpler one of the same model where there is one (one direction, VITR's dual encoder);
     ``labels`` says which, and ``scores`` has the recalls of all, each with ``r_sum``, the sum of six.
+    ``vectors.safetensors`` keeps the global vectors, for ``vlp search``.
     Raises UserError when the split or the weights are missing or damaged.
     """
     sizes = load_sizes(weights)
@@ -50,6 +53,7 @@ def evaluate_towers(
         split,
         weights,
         top=params.tower_candidates,
+        index=IndexSettings(params.tower_index, params.tower_index_depth, params.seed),
         runtime=runtime,
         label=f"evaluate {run}",
     )
@@ -75,8 +79,11 @@ def evaluate_towers(
         "image_size": sizes["image"]["image_size"],
         "labels": {"itc": labels[beside], "itm": labels[chosen]},
         "candidates": params.tower_candidates,
+        "index": params.tower_index if params.tower_candidates else None,
         "scores": recalls(both, split.picture_of),
     }
+    evaluation.mkdir(parents=True, exist_ok=True)
+    write_vectors(evaluation, *vectors, made_from(weights, task / params.split))
     write_results(
         evaluation,
         split,

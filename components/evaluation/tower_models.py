@@ -32,8 +32,8 @@ from models.towers.text import TextTower, UpperLayers
 from models.vitr.head import VitrHead
 from models.vitr.head_config import VitrHeadConfig
 
+PICTURES, CAPTIONS = 32, 64  # that the towers read at once
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
-READ_PICTURES, READ_CAPTIONS = 32, 64  # in a pass of the towers
 HEADS: dict[str, tuple[type[Any], type[Any]]] = {
     "linear": (DualConfig, DualHead),
     "hat": (HatHeadConfig, HatHead),
@@ -133,6 +133,62 @@ def _damaged(folder: Path, error: Exception) -> UserError:
     return UserError(f"{folder} is damaged or not of its {CONFIG_FILE} ({reason}): train it again")
 
 
+def read_pictures(tower: ImageTower | ClipImageTower, images: Tensor, device: str | torch.device) -> list[Tensor]:
+    """Regions (B, k, width) float16 on the CPU of each level, of images (B, 3, S, S) as `RetrievalSplit` gives them."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    return [level.half().cpu() for level in tower((images * std + mean).clamp(0, 1).to(device))]
+
+
+def read_captions(
+    tower: TextTower | ClipTextTower, ids: Tensor, mask: Tensor, device: str | torch.device
+) -> list[Tensor]:
+    """Words (B, n, width) float16 on the CPU of each level, of ids and mask (B, L); n is the longest caption's."""
+    longest = int(mask.sum(dim=1).max())
+    return [level.half().cpu() for level in tower(ids[:, :longest].to(device), mask[:, :longest].to(device))]
+
+
+class OnDemandSplit(RetrievalSplit):
+    """A split whose pictures and captions the towers read when they are asked for: what a search of candidates needs.
+
+    Values are those of `EncodedSplit`. Raises UserError as `RetrievalSplit`.
+    """
+
+    def __init__(
+        self, folder: Path, model: TowerModel, sizes: dict[str, Any], tokenizer: Path, device: str | torch.device
+    ) -> None:
+        super().__init__(folder, int(sizes["image"]["image_size"]))
+        assert model.image is not None
+        assert isinstance(model.text, TextTower | ClipTextTower)
+        self._image, self._text, self._device = model.image, model.text, device
+        self._ids, self._mask = load_tokenizer(tokenizer, clip=True).encode_batch(
+            self.captions, int(sizes["max_tokens"])
+        )
+        self.lengths: NDArray[np.int64] = self._mask.sum(dim=1).numpy()
+
+    @torch.inference_mode()
+    def read(self, images: Tensor) -> list[Tensor]:
+        """Regions (B, k, width) float32 of each level, of images (B, 3, S, S) that need not be of the split."""
+        return [level.float() for level in read_pictures(self._image, images, self._device)]
+
+    def regions(self, pictures: Sequence[int]) -> list[Tensor]:
+        """Regions (P, k, width) float32 of each level."""
+        blocks = [self.read(self.views(pictures[at : at + PICTURES])) for at in range(0, len(pictures), PICTURES)]
+        return [torch.cat(level) for level in zip(*blocks, strict=True)]
+
+    @torch.inference_mode()
+    def words(self, captions: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+        """Words (C, n, width) float32 of each level, padded with zeros, and their mask (C, n) bool."""
+        rows = np.asarray(captions)
+        longest = int(self.lengths[rows].max())
+        mask = self._mask[rows, :longest].bool()
+        blocks = []
+        for at in range(0, len(rows), CAPTIONS):
+            block = rows[at : at + CAPTIONS]
+            levels = read_captions(self._text, self._ids[block], self._mask[block], self._device)
+            blocks.append([nn.functional.pad(level.float(), (0, 0, 0, longest - level.shape[1])) for level in levels])
+        return [torch.cat(level) * mask[:, :, None] for level in zip(*blocks, strict=True)], mask
+
+
 class EncodedSplit(RetrievalSplit):
     """A split as the towers see it, by the tokenizer in `tokenizer`; outputs that are read lie in memory as float16.
 
@@ -170,11 +226,9 @@ class EncodedSplit(RetrievalSplit):
     def read_pictures(self, tower: ImageTower | ClipImageTower, part: range, device: str | torch.device) -> None:
         """Let the tower read the pictures of `part`; those read before are forgotten."""
         self._regions = {}
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-        for start in range(part.start, part.stop, READ_PICTURES):
-            some = range(start, min(start + READ_PICTURES, part.stop))
-            images = (self[some.start : some.stop] * std + mean).clamp(0, 1).to(device)
-            levels = [level.half().cpu() for level in tower(images)]
+        for start in range(part.start, part.stop, PICTURES):
+            some = range(start, min(start + PICTURES, part.stop))
+            levels = read_pictures(tower, self[some.start : some.stop], device)
             self._regions.update(zip(some, (list(one) for one in zip(*levels, strict=True)), strict=True))
 
     @torch.inference_mode()
@@ -183,12 +237,11 @@ class EncodedSplit(RetrievalSplit):
     ) -> None:
         """Let the tower read the captions `order`, best by length; those read before are forgotten."""
         self._words = {}
-        for at in range(0, len(order), READ_CAPTIONS):
-            rows = torch.from_numpy(order[at : at + READ_CAPTIONS])
-            longest = int(self.lengths[rows.numpy()].max())
-            levels = tower(self._ids[rows, :longest].to(device), self._mask[rows, :longest].to(device))
+        for at in range(0, len(order), CAPTIONS):
+            rows = torch.from_numpy(order[at : at + CAPTIONS])
+            levels = read_captions(tower, self._ids[rows], self._mask[rows], device)
             for place, row in enumerate(rows.tolist()):
-                self._words[row] = [level[place, : int(self.lengths[row])].half().cpu() for level in levels]
+                self._words[row] = [level[place, : int(self.lengths[row])].clone() for level in levels]
 
     def words_of(self, caption: int) -> list[Tensor]:
         """Words (n, width) float16 of each level of one caption."""

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.data.tokenizer import TOKENIZER_FILE
-from components.evaluation.scoring import Candidates
 from components.evaluation.sharing import CAPTIONS_A_PICTURE, Encoding, Shared, ranges, shared
 from components.evaluation.tower_models import CONFIG_FILE, WEIGHTS_FILE, EncodedSplit, TowerModel, load_tower_model
 from components.evaluation.tower_scoring import (
@@ -28,11 +27,14 @@ from components.evaluation.tower_scoring import (
     embed_captions,
     embed_pictures,
     mean_of_directions,
+    nearest,
     score_pairs,
     score_rows,
     two_stage,
 )
+from components.evaluation.vector_index import EXACT, IndexSettings
 from components.io.runtime import Runtime
+from models.towers.clip import ClipTextTower
 from models.towers.text import TextTower
 
 NAMES_FILE, VECTORS_FILE = "names.json", "vectors.npy"
@@ -67,10 +69,11 @@ def score_split(
     weights: Path,
     *,
     top: int | None,
+    index: IndexSettings = EXACT,
     runtime: Runtime,
     label: str,
 ) -> AllScores | TwoStage:
-    """All scores of a split, or with `top` those of each query's candidates, by the workers of `runtime`."""
+    """All scores of a split, or with `top` those of each query's candidates by `index`, by the workers of `runtime`."""
     inputs = {name: weights / name for name in (WEIGHTS_FILE, CONFIG_FILE, TOKENIZER_FILE)}
     inputs["split"] = split.reader.folder
     with shared(encoding, inputs, runtime, _loaded.cache_clear) as parts:
@@ -82,21 +85,29 @@ def score_split(
         texts[torch.from_numpy(np.argsort(split.lengths, kind="stable"))] = found
         pictures = ranges(len(split), encoding.pictures_per_part)
         if top is not None:
-            return _candidates(parts, job, words, texts, pictures, top, label)
+            return _candidates(parts, job, words, texts, pictures, top, index, label)
         folders = parts.map(partial(_score, job, words), pictures, name="scores", label=f"{label}: scores")
         scores = {name: torch.from_numpy(np.concatenate(rows)) for name, rows in _named(folders).items()}
         return AllScores(mean_of_directions(scores), _vectors(folders), texts)
 
 
 def _candidates(
-    parts: Shared, job: Job, words: tuple[Path, ...], texts: Tensor, pictures: list[range], top: int, label: str
+    parts: Shared,
+    job: Job,
+    words: tuple[Path, ...],
+    texts: Tensor,
+    pictures: list[range],
+    top: int,
+    index: IndexSettings,
+    label: str,
 ) -> TwoStage:
     folders = parts.map(partial(_embed, job), pictures, name="pictures", label=f"{label}: pictures")
     images = _vectors(folders)
-    candidates = Candidates.of(images @ texts.T, top)
+    candidates = nearest(images, texts, top, index)
     wanted = [candidates.pairs(part) for part in pictures]
     items = [(part, *(side.numpy() for side in pairs)) for part, pairs in zip(pictures, wanted, strict=True)]
-    folders = parts.map(partial(_score_some, job, words), items, name=f"scores-{top}", label=f"{label}: scores")
+    name = f"scores-{top}" if index.kind == "exact" else f"scores-{top}-{index.depth}-{index.seed}"
+    folders = parts.map(partial(_score_some, job, words), items, name=name, label=f"{label}: scores")
     scores = {name: torch.from_numpy(np.concatenate(values)) for name, values in _named(folders).items()}
     picture, text = (torch.cat(sides) for sides in zip(*wanted, strict=True))
     return two_stage(images, texts, candidates, (picture, text), scores)
@@ -141,7 +152,7 @@ def _loaded(job: Job) -> tuple[TowerModel, FiledSplit]:
 def _read_captions(job: Job, part: range, folder: Path) -> dict[str, Any]:
     """Write words-LEVEL.npy (all words, width) float16 and vectors.npy (n, D) float32, in the order of length."""
     model, split = _loaded(job)
-    assert isinstance(model.text, TextTower)
+    assert isinstance(model.text, TextTower | ClipTextTower)
     order = np.argsort(split.lengths, kind="stable")[part.start : part.stop]
     split.read_captions(model.text, order, job.encoding.device)
     levels = zip(*(split.words_of(caption) for caption in order.tolist()), strict=True)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from components.evaluation.retrieval import recall_metrics, retrieval_ranks
-from components.evaluation.scoring import Candidates
+from components.evaluation.scoring import OUTSIDE, Candidates, with_tail
+from components.evaluation.vector_index import EXACT, IndexSettings, VectorIndex
 from components.io.progress import silent
 
 ENSEMBLE = "ensemble"
@@ -144,20 +145,28 @@ def score_candidates(
     source: Source,
     top: int,
     *,
+    index: IndexSettings = EXACT,
     device: str | torch.device = "cpu",
     caption_block: int = CAPTIONS,
     advance: Callable[[int], None] = silent,
 ) -> TwoStage:
     """Each query's `top` candidates by the cosine of global vectors, scored by the head (VITR's turbo, section 3.6).
 
+    An `index` that is approximate may miss some of the nearest; those it finds are scored like any.
     A pair that both of its sides ask for is scored once. With `top` at the number of captions all is as `score_all`.
     `advance` hears of pictures.
     """
     images, texts = embed_all(head, source, device=device, caption_block=caption_block)
-    candidates = Candidates.of(images @ texts.T, top)
+    candidates = nearest(images, texts, top, index)
     pairs = candidates.pairs(range(len(source)))
     scores = score_pairs(head, source, pairs, device=device, caption_block=caption_block, advance=advance)
     return two_stage(images, texts, candidates, pairs, scores)
+
+
+def nearest(images: Tensor, texts: Tensor, top: int, index: IndexSettings = EXACT) -> Candidates:
+    """The `top` candidates of each picture and of each caption, by global vectors (P, D) and (C, D)."""
+    sides = (VectorIndex(theirs, index).search(mine, top) for mine, theirs in ((images, texts), (texts, images)))
+    return Candidates(*map(torch.from_numpy, sides))
 
 
 @torch.inference_mode()
@@ -208,6 +217,19 @@ def two_stage(
         images,
         texts,
     )
+
+
+def among(candidates: NDArray[np.int64], shape: tuple[int, ...]) -> Tensor:
+    """A mask (Q, M), true at each query's `candidates` (Q, N)."""
+    return torch.zeros(shape, dtype=torch.bool).scatter_(1, torch.from_numpy(candidates), True)
+
+
+def as_if_candidates(scores: Tensor, first: Tensor, candidates: NDArray[np.int64]) -> Tensor:
+    """Scores (Q, M) float64 as they rank when only the `candidates` (Q, N) were scored: all else follows by cosine.
+
+    `first` (Q, M) holds the cosines. A right answer that is no candidate thus stands after all N of them.
+    """
+    return with_tail(scores.masked_fill(~among(candidates, scores.shape), OUTSIDE), first)
 
 
 def main_score(names: Sequence[str]) -> str:

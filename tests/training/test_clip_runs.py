@@ -239,10 +239,10 @@ def test_a_clip_is_fine_tuned_and_vitr_stands_on_it(task, alone, vocabulary, tmp
     clip, _ = load_tower_model(tuned, "cpu")
     reader = FeatureReader(cached / "val")
     scores = score_all(model.head, reader)
-    split = EncodedSplit(task / "val", model, sizes, weights, "cpu")
+    split = EncodedSplit.read(task / "val", model, sizes, weights, "cpu")
     for name, matrix in score_all(model.head, split).items():
         torch.testing.assert_close(scores[name], matrix, atol=2e-2, rtol=2e-2)
-    own = EncodedSplit(task / "val", clip, {"image": sizes["image"], "max_tokens": 16}, tuned, "cpu")
+    own = EncodedSplit.read(task / "val", clip, {"image": sizes["image"], "max_tokens": 16}, tuned, "cpu")
     torch.testing.assert_close(scores["similarity"], score_all(clip.head, own)["similarity"], atol=5e-3, rtol=5e-3)
     images, texts = embed_all(model.head, reader)
     torch.testing.assert_close(images @ texts.T, scores["similarity"], atol=1e-5, rtol=1e-5)

@@ -14,6 +14,7 @@ from components.evaluation.scoring import OUTSIDE
 from components.evaluation.tower_explain import explain_towers
 from components.evaluation.tower_models import EncodedSplit, TowerModel, load_tower_model, make_head
 from components.evaluation.tower_scoring import recalls, score_all, score_candidates
+from components.evaluation.vector_index import EXACT, IndexSettings
 from components.io.errors import UserError
 from components.io.runtime import Runtime
 from components.training import feature_work
@@ -260,6 +261,15 @@ def test_candidates_alone_are_scored_as_all_are(kind, task, cached, tmp_path):
             assert inside.sum(dim=1).tolist() == [2] * len(scores)
             torch.testing.assert_close(scores[inside], want[inside], atol=1e-5, rtol=1e-5)
             assert (first[inside].view(-1, 2).amin(dim=1) >= first.masked_fill(inside, -9).amax(dim=1)).all()
+
+
+def test_an_approximate_index_gives_candidates_that_are_scored_alike(task, cached, tmp_path):
+    model, _ = load_tower_model(train("vitr", task, cached, tmp_path, epochs=1), "cpu")
+    reader = FeatureReader(cached / "val")
+    graph = IndexSettings("approximate", 8, 1)
+    exact, found = (score_candidates(model.head, reader, 2, index=index) for index in (EXACT, graph))
+    for wanted, given in zip(exact.image_to_text.values(), found.image_to_text.values(), strict=True):
+        assert torch.equal(wanted, given), "so few vectors are all within the graph's reach"
 
 
 def test_the_same_run_gives_the_same_weights(task, cached, tmp_path):
