@@ -171,15 +171,18 @@ class Vitr(nn.Module):
             ValueError: when the regions have other sizes than the configuration, or a caption has no word.
 
         """
-        projected = self.word_projection(words)  # (C, n, d3)
         if self.config.relations:
             local = self.reason(regions)  # (P, k, d3)
         else:
-            local, projected, mask = self.sum_up(regions, projected, mask)
+            local, words, mask = self.sum_up(regions, self.word_projection(words), mask)
 
         def block(chosen: Tensor, longest: int) -> Tensor:
-            own, own_mask = projected[chosen, :longest], mask[chosen, :longest]
-            aligned = self.align(local, own, own_mask).aligned if self.config.relations else local
+            own, own_mask = words[chosen, :longest], mask[chosen, :longest]
+            if self.config.relations:
+                own = self.word_projection(own)  # (c, n, d3); not of all captions at once, padded to their longest
+                aligned = self.align(local, own, own_mask).aligned  # (P, c, n, d3)
+            else:
+                aligned = local
             nodes = self.join(aligned, own, image_global, text_global[chosen])
             return self.read(self.fuse(nodes, own_mask), own_mask)
 
