@@ -124,7 +124,7 @@ def test_bad_input_is_said_in_a_sentence(folder, explained, tmp_path) -> None:
         ((tmp_path / "none.jpg", "x", folder), {}, "cannot be read"),
         ((tmp_path / "no.jpg", "x", folder), {}, "is no picture that can be used"),
         ((tmp_path / "bomb.png", "x", folder), {}, "image too large"),
-        ((picture, " . ", folder), {}, "nothing to explain"),
+        ((picture, " . ", folder), {}, "holds no word to read"),
         ((picture, "x", tmp_path), {}, "does not exist: run the stage"),
         ((picture, "x", folder), {"layer": 0}, "does not attend to the image"),
         ((picture, "x", folder), {"layer": 3}, "in the last layer, 3, only"),

@@ -266,10 +266,14 @@ def test_candidates_alone_are_scored_as_all_are(kind, task, cached, tmp_path):
 def test_an_approximate_index_gives_candidates_that_are_scored_alike(task, cached, tmp_path):
     model, _ = load_tower_model(train("vitr", task, cached, tmp_path, epochs=1), "cpu")
     reader = FeatureReader(cached / "val")
-    graph = IndexSettings("approximate", 8, 1)
-    exact, found = (score_candidates(model.head, reader, 2, index=index) for index in (EXACT, graph))
-    for wanted, given in zip(exact.image_to_text.values(), found.image_to_text.values(), strict=True):
-        assert torch.equal(wanted, given), "so few vectors are all within the graph's reach"
+    every = score_all(model.head, reader)["vitr"]
+    nearest = []
+    for index in (EXACT, IndexSettings("approximate", 8, 1)):
+        found = score_candidates(model.head, reader, 2, index=index)
+        inside = found.image_to_text["vitr"] > OUTSIDE
+        torch.testing.assert_close(found.image_to_text["vitr"][inside], every[inside], atol=1e-5, rtol=1e-5)
+        nearest.append(found.first[inside].view(-1, 2).sort(dim=1).values)
+    torch.testing.assert_close(*nearest, atol=1e-5, rtol=1e-5)  # so few vectors are all in reach; captions repeat
 
 
 def test_the_same_run_gives_the_same_weights(task, cached, tmp_path):
