@@ -85,7 +85,7 @@ class EvaluateParams(BaseModel, frozen=True, extra="forbid"):
     )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="of the resamples and of the index")
     pictures_per_part: int = Field(
-        default=128,
+        default=64,
         ge=1,
         le=1_000_000,
         description="pictures, or items of a task, that a worker does at a time, rounded up to whole batches",

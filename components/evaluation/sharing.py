@@ -9,6 +9,7 @@ scores. Finished parts carry the sha256 of their files: one that is damaged is m
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,16 +21,26 @@ import torch
 from pydantic import BaseModel
 
 from components.io.errors import UserError
+from components.io.progress import progress
 from components.io.runtime import Runtime
 from components.io.spread import cluster_gpus
-from components.io.work import drop_damaged, keep_within, map_partitions, seal, stage_work
+from components.io.work import (
+    DONE_FILE,
+    drop_damaged,
+    keep_within,
+    map_partitions,
+    partitions,
+    run_partition,
+    seal,
+    stage_work,
+)
 
 if TYPE_CHECKING:  # else all that `evaluate` imports would be part of the code that scores depend on
     from components.evaluation.evaluate import EvaluateParams
 
 STAGE = "evaluate"
 CAPTIONS_A_PICTURE = 16  # of a part: a caption is read far sooner than a picture
-PARTS_A_PROCESS = 2  # a process that imports torch and loads weights for less is not worth starting
+WORTH_SECONDS = 20.0  # of work, below which processes that import torch and load weights are not worth starting
 Device = Literal["cpu", "cuda"]
 
 
@@ -66,12 +77,19 @@ class Shared:
     def map(
         self, run: Callable[[Any, Path], dict[str, Any]], items: Sequence[Any], *, name: str, label: str
     ) -> list[Path]:
-        """The folders of the parts `name`, one for each of `items`, made by ``run(item, folder)`` where they lack."""
+        """The folders of the parts `name`, one for each of `items`, made by ``run(item, folder)`` where they lack.
+
+        Without a cluster the first part is made by this process: others are started if it takes long.
+        """
+        sealed = partial(seal, partial(run_threaded, self.threads, run))
+        processes = self._processes()
+        if processes > 1:
+            processes = self._worth(sealed, items, name, label, processes)
         done = map_partitions(
-            partial(seal, partial(run_threaded, self.threads, run)),
+            sealed,
             items,
             work=self.work,
-            runtime=self.runtime.model_copy(update={"processes": self._processes(len(items))}),
+            runtime=self.runtime.model_copy(update={"processes": processes}),
             label=label,
             name=name,
             cpus=self.threads,
@@ -79,11 +97,25 @@ class Shared:
         )
         return [folder for folder, _ in done]
 
-    def _processes(self, parts: int) -> int:
-        if self.device == "cuda":
-            return 1  # of one GPU; `ray_address` makes use of several
-        cores = max(1, (os.cpu_count() or 1) // self.threads)
-        return max(1, min(self.runtime.processes or cores, parts // PARTS_A_PROCESS))
+    def _processes(self) -> int:
+        if self.device == "cuda" or self.runtime.ray_address is not None:
+            return 1  # of one GPU; a cluster makes use of several
+        return self.runtime.processes or max(1, (os.cpu_count() or 1) // self.threads)
+
+    def _worth(
+        self, run: Callable[[Any, Path], dict[str, Any]], items: Sequence[Any], name: str, label: str, processes: int
+    ) -> int:
+        """Make the first part that lacks; `processes` if the rest will take longer than to start these, else one."""
+        pairs = zip(items, partitions(self.work, name, len(items)), strict=True)
+        lacking = [(item, folder) for item, folder in pairs if not (folder / DONE_FILE).is_file()]
+        if len(lacking) < 2:
+            return 1
+        started = time.monotonic()
+        with progress(f"{label}, first part", 1, "parts") as advance:
+            run_partition(run, *lacking[0])
+            advance()
+        rest = (time.monotonic() - started) * (len(lacking) - 1)
+        return processes if rest > WORTH_SECONDS else 1
 
 
 @contextmanager

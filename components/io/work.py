@@ -92,6 +92,11 @@ def run_partition(run: Callable[[Any, Path], dict[str, Any]], item: Any, folder:
     return result
 
 
+def partitions(work: Path, name: str, count: int) -> list[Path]:
+    """The folders of `count` partitions in `work`."""
+    return [work / f"{name}-{index:05d}" for index in range(count)]
+
+
 def map_partitions(
     run: Callable[[Any, Path], dict[str, Any]],
     items: Sequence[Any],
@@ -109,7 +114,7 @@ def map_partitions(
     `cpus` and `gpus`. Returns, in the order of `items`, each partition's folder (``work/NAME-00000`` …) and what `run`
     returned for it.
     """
-    folders = [work / f"{name}-{index:05d}" for index in range(len(items))]
+    folders = partitions(work, name, len(items))
     jobs = [
         (run, item, folder) for item, folder in zip(items, folders, strict=True) if not (folder / DONE_FILE).is_file()
     ]
