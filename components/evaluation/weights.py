@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from components.io.errors import UserError
 from models.albef.checkpoints import load_student
-from models.albef.config import AlbefConfig
+from models.albef.config import AlbefConfig, parse_config
 from models.albef.model import Albef
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
@@ -26,12 +26,17 @@ def load_config(folder: Path, image_size: int | None = None) -> AlbefConfig:
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} does not exist: run the stage that trains these weights first")
     try:
-        config = AlbefConfig.model_validate_json((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (ValidationError, UnicodeDecodeError) as error:
+        config = parse_config((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (ValidationError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise UserError(
             f"{folder / CONFIG_FILE} is no ALBEF configuration ({reason}): train the weights again"
         ) from None
+    if kind := getattr(config, "task", None):
+        raise UserError(
+            f"{folder} holds a model for {kind}, which does not say how well a picture and a text match: name weights "
+            "of a pre-training or of a run of kind retrieval or grounding"
+        )
     if image_size is None:
         return config
     if image_size % config.patch_size:

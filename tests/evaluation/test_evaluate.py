@@ -107,6 +107,10 @@ def test_damaged_inputs_are_named(task, weights, tmp_path):
     with pytest.raises(UserError, match="no ALBEF configuration"):
         run(weights=broken)
 
+    (broken / "config.json").write_text(json.dumps({**config, "task": "entailment"}))
+    with pytest.raises(UserError, match="broken holds a model for entailment, which does not say how well"):
+        run(weights=broken)
+
     write_split(tmp_path / "bare" / "test", [jpeg("red"), jpeg("blue")], [["a"], []])
     with pytest.raises(UserError, match=r"retrieval/000000999 .* has no caption"):
         run(task=tmp_path / "bare")

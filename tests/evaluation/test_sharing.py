@@ -13,7 +13,7 @@ from components.evaluation import albef_parts, sharing
 from components.evaluation.evaluate import EvaluateParams, evaluate
 from components.io.errors import UserError
 from components.io.runtime import Runtime
-from components.io.work import DONE_FILE, keep_within
+from components.io.work import DONE_FILE, keep_within, map_partitions
 from tests.evaluation.tiny_albef import jpeg, save_weights, write_split
 
 CAPTIONS = [
@@ -51,12 +51,22 @@ def parts(work):
     return {path.parent.name: path.stat().st_mtime_ns for path in work.glob(f"evaluate/*/*/{DONE_FILE}")}
 
 
-@pytest.mark.slow
-def test_seven_pictures_with_two_processes_give_the_bytes_of_one(given, alone, tmp_path, monkeypatch):
+def test_processes_are_started_where_the_rest_takes_longer_than_their_start(given, alone, tmp_path, monkeypatch):
+    asked = []
+
+    def recorded(run, items, **how):
+        asked.append((how["runtime"].processes, len(items)))
+        return map_partitions(run, items, **how | {"runtime": Runtime(processes=1)})
+
+    monkeypatch.setattr(sharing, "map_partitions", recorded)
+    assert results(given, tmp_path, Runtime(processes=2, work=tmp_path / "short")) == alone
+    assert asked == [(1, 7 + 2), (1, 7)]  # pictures and captions, pairs
     monkeypatch.setattr(sharing, "WORTH_SECONDS", 0)
-    assert results(given, tmp_path, Runtime(processes=2, work=tmp_path / "work")) == alone
-    assert len(parts(tmp_path / "work")) == 7 + 2 + 7  # pictures, captions, logits: none twice, none to fill up
-    assert json.loads(alone["metrics.json"])["pictures"] == 7
+    assert results(given, tmp_path, Runtime(processes=2, work=tmp_path / "long")) == alone
+    assert asked[2:] == [(2, 7 + 2), (2, 7)]
+    assert len(parts(tmp_path / "long")) == 7 + 2 + 7  # none twice, none to fill up
+    assert results(given, tmp_path, Runtime(processes=2, work=tmp_path / "long")) == alone
+    assert asked[4:] == [(1, 7 + 2), (1, 7)]  # all are there
 
 
 @pytest.mark.slow
