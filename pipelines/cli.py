@@ -17,6 +17,7 @@ from pipelines.checkpoint_cli import checkpoint
 from pipelines.evaluation_cli import ParamsOption, register_evaluation
 from pipelines.operations import register
 from pipelines.quiet import be_quiet
+from pipelines.recorded import run_as_recorded, steady
 
 INTERRUPTED = 130
 
@@ -101,7 +102,7 @@ def run_stage(address: str, options: dict[str, Any], params: Path, overrides: li
 
     Raises UserError for wrong parameters, an unknown address, and inputs that hold folders of no stage.
     """
-    from pipelines.dvcfile import DVC_FILE, check_tracked, find_entry, read_entries, strangers
+    from pipelines.dvcfile import DVC_FILE, Entry, check_tracked, find_entry, read_entries, strangers
     from pipelines.environment import apply_environment
     from pipelines.params import check_params, override, read_yaml
     from pipelines.stages import STAGES
@@ -114,6 +115,7 @@ def run_stage(address: str, options: dict[str, Any], params: Path, overrides: li
     stage = STAGES[address.partition("@")[0]]
     kinds = stage.options()
     missing = [name for name in kinds if options.get(name) is None]
+    entries: dict[str, Entry] = {}
     if missing or DVC_FILE.is_file():
         entries = read_entries(content)
         check_tracked(entries, content, str(params))
@@ -127,7 +129,8 @@ def run_stage(address: str, options: dict[str, Any], params: Path, overrides: li
                     f"{found[0]} is written by no stage of these parameters, yet {stage.name} would read it: "
                     f"delete it (rm -r {' '.join(found)}) or put its entry back into {params}"
                 )
-    stage.run(checked, **options)
+    with steady(entries, params, content):
+        stage.run(checked, **options)
 
 
 @app.command()
@@ -203,6 +206,7 @@ def verify(folder: Annotated[Path, typer.Argument(help="A folder with a manifest
 
 def main() -> None:
     """Run ``vlp``; exit with 2 and one message for what a user can mend, with 130 when interrupted."""
+    run_as_recorded()
     sys.exit(guarded(lambda: app(standalone_mode=True)))
 
 
