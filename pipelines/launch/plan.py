@@ -20,6 +20,12 @@ from pipelines.params import load_params, read_yaml
 
 RENDERED = Path("work", "launch")
 TARGETS = ("aws", "kubernetes", "on-premise", "local")
+# the files of a target, and the command that takes down what a file describes
+ENDINGS = {
+    "aws": (("aws",), ("ray", "down", "--yes")),
+    "on-premise": (("on-premise",), ("ray", "down", "--yes")),
+    "kubernetes": (("kubernetes-job", "kubernetes"), ("kubectl", "delete", "--ignore-not-found", "-f")),
+}
 
 
 def launch(target: str, root: Path, *, dry_run: bool, nodes: int, flow: bool) -> None:
@@ -39,12 +45,15 @@ def launch(target: str, root: Path, *, dry_run: bool, nodes: int, flow: bool) ->
         print(f"rendered {path}")
     print("\n".join(describe(target, settings)))
     if flow:
-        commands = [*commands, *submission(target, settings, next(iter(files)))]
+        submitting = submission(target, settings, next(iter(files)))
+        # KubeRay's job brings a cluster of its own
+        commands = submitting if target == "kubernetes" else [*commands, *submitting]
     if dry_run:
         print("would run:", *(shlex.join(command) for command in commands), sep="\n  ")
         return
     for line in check_bucket(settings.bucket, settings.aws.region if target == "aws" and settings.aws else None):
         print(line)
+    _launched(target).touch()  # first: what a command has half started must be taken down too
     for command in commands:
         _run(command)
 
@@ -61,7 +70,7 @@ def prepare(target: str, settings: Clusters) -> tuple[dict[Path, Any], list[list
         objects = render.kubernetes(settings)
         check_kubernetes(objects, settings.kubernetes.version)
         files = {RENDERED / "kubernetes-job.yaml": objects[1:], RENDERED / "kubernetes.yaml": objects[:1]}
-        return dict(reversed(files.items())), []
+        return dict(reversed(files.items())), [["kubectl", "apply", "-f", str(path)]]
     if target == "aws" and settings.aws:
         worker = settings.aws.worker
         if worker not in prices["cpus"]:
@@ -80,9 +89,21 @@ def submission(target: str, settings: Clusters, rendered: Path) -> list[list[str
     """The commands that run the flow on a started cluster and follow it."""
     if target == "kubernetes" and settings.kubernetes:
         name, namespace = f"{settings.name}-run", settings.kubernetes.namespace
+        within = ["-n", namespace, "--timeout=30m"]
         return [
             ["kubectl", "apply", "-f", str(RENDERED / "kubernetes-job.yaml")],
+            # KubeRay makes the Kubernetes job that submits once its cluster is up
+            ["kubectl", "wait", "--for=create", *within, f"job/{name}"],
             ["kubectl", "logs", "-n", namespace, "--follow", "--pod-running-timeout=30m", f"job/{name}"],
+            # following a log succeeds, whatever the log says
+            [
+                "kubectl",
+                "wait",
+                "--for=jsonpath={.status.jobStatus}=SUCCEEDED",
+                *within[:2],
+                "--timeout=1m",
+                f"rayjob/{name}",
+            ],
         ]
     exports = " ".join(f"{name}={value}" for name, value in render.environment(settings).items())
     command = f"bash -c {shlex.quote(render.entrypoint(settings))}"
@@ -112,20 +133,19 @@ def describe(target: str, settings: Clusters) -> Iterator[str]:
 
 
 def down(root: Path) -> str:
-    """Take down the local cluster and those that `launch` rendered files for; returns what was done."""
+    """Take down the local cluster and those that `launch` started, by the files it rendered; returns what was done."""
     done = []
     if local.down(root):
         done.append("the local cluster")
-    for target in ("aws", "on-premise"):
-        if (path := RENDERED / f"{target}.yaml").is_file():
-            _run(["ray", "down", "--yes", str(path)])
-            path.unlink()
-            done.append(target)
-    for name in ("kubernetes-job", "kubernetes"):
-        if (path := RENDERED / f"{name}.yaml").is_file():
-            _run(["kubectl", "delete", "--ignore-not-found", "-f", str(path)])
-            path.unlink()
-            done.append(name)
+    for target, (names, ending) in ENDINGS.items():
+        if not _launched(target).is_file():
+            continue  # rendered by a dry run, if at all
+        for path in (RENDERED / f"{name}.yaml" for name in names):
+            if path.is_file():
+                _run([*ending, str(path)])
+                path.unlink()
+        _launched(target).unlink()
+        done.append(target)
     return f"taken down: {', '.join(done)}" if done else "nothing was launched from here"
 
 
@@ -141,6 +161,11 @@ def _local(root: Path, settings: Clusters, nodes: int, *, dry_run: bool, flow: b
         from pipelines.flows import run_flow
 
         run_flow(settings.flow)
+
+
+def _launched(target: str) -> Path:
+    """The file that says that a target was not only rendered."""
+    return RENDERED / f"{target}.launched"
 
 
 def _run(command: list[str]) -> None:

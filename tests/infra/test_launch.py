@@ -71,6 +71,43 @@ def test_dry_run_renders_and_starts_nothing(here, target, monkeypatch, capsys):
         assert "at most 2.16 USD/h by the list of 2025-06-01" in said  # 0.2016 + 2 x 0.9776
 
 
+@pytest.mark.parametrize(
+    ("target", "flow", "starts", "ends"),
+    [
+        ("aws", True, ["ray up", "ray exec"], ["ray down"]),
+        ("aws", False, ["ray up"], ["ray down"]),
+        ("kubernetes", True, ["apply job", "wait", "logs", "wait"], ["delete job", "delete"]),
+        ("kubernetes", False, ["apply"], ["delete job", "delete"]),
+    ],
+)
+def test_what_was_launched_is_taken_down_and_what_was_rendered_is_not(here, target, flow, starts, ends, monkeypatch):
+    ran = []
+
+    def note(command):
+        word = command[1] if command[0] == "kubectl" else " ".join(command[:2])
+        ran.append(word + " job" * (command[-1].endswith("kubernetes-job.yaml")))
+
+    monkeypatch.setattr(plan, "_run", note)
+    monkeypatch.setattr(plan, "check_bucket", lambda *_: [])
+    plan.launch(target, Path.cwd(), dry_run=True, nodes=3, flow=flow)
+    assert plan.down(Path.cwd()) == "nothing was launched from here"
+    assert ran == []
+    plan.launch(target, Path.cwd(), dry_run=False, nodes=3, flow=flow)
+    assert ran == starts
+    ran.clear()
+    assert plan.down(Path.cwd()) == f"taken down: {target}"
+    assert ran == ends
+    assert plan.down(Path.cwd()) == "nothing was launched from here"
+
+
+def test_a_launch_that_breaks_off_is_taken_down_too(here, monkeypatch):
+    monkeypatch.setattr(plan, "check_bucket", lambda *_: [])
+    monkeypatch.setattr(plan.subprocess, "run", lambda command, **_: SimpleNamespace(returncode=int("up" in command)))
+    with pytest.raises(UserError, match=r"`ray up --yes work/launch/aws.yaml` ended with status 1"):
+        plan.launch("aws", Path.cwd(), dry_run=False, nodes=3, flow=True)
+    assert plan.down(Path.cwd()) == "taken down: aws"
+
+
 def test_the_files_as_they_stand_are_examples():
     with pytest.raises(UserError, match="image, repository and bucket still name the example"):
         check_rules("aws", load_clusters(ROOT / "infra/clusters.yaml"), load_params(ROOT / "params.yaml", WORKERS), {})
