@@ -111,6 +111,11 @@ def test_the_demo_with_all_tasks_is_the_demo_and_more() -> None:
     demo, more = content("demo"), content("demo_tasks")
     assert set(more["finetune"]["runs"]) == {"retrieval", "vqa", "entailment", "nlvr2", "grounding"}
     del more["pretrain"]["assign_text"]
+    assert more["pretrain"]["epochs"] > demo["pretrain"]["epochs"]  # five tasks start from it
+    words = more["shard"]["tokenizer"].pop("words")
+    assert {"how", "many", "exactly", "0", "10"} <= set(words)
+    for key in ("epochs", "mlm_weight"):
+        more["pretrain"][key] = demo["pretrain"][key]
     for section, key in (("prepare_tasks", "tasks"), ("finetune", "runs")):
         more[section][key] = {"retrieval": more[section][key]["retrieval"]}
     assert more == demo

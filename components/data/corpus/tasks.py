@@ -183,13 +183,15 @@ _FORMS: tuple[Callable[[np.random.Generator, Scene, Scene], Statement], ...] = (
 
 
 def hypotheses(rng: np.random.Generator, scene: Scene) -> list[Item]:
-    """One hypothesis for each label. Words about unseen properties are in neutral and contradicting ones alike."""
+    """One hypothesis for each label. Words about unseen properties are in neutral and contradicting ones alike.
+
+    From one word to four say what there is or is not; both say as much, so that the form gives nothing away.
+    """
     fact = _any_fact(rng, scene)
     thing = _any_thing(rng, scene)
-    absent = _absent(rng, scene, Words.of(thing.kind), thing.kind)
-    true: list[tuple[str, Item]] = [
-        (f"there is a {Words.of(thing.kind).one}", {"words": Words.of(thing.kind).to_json()})
-    ]
+    absent = _absent(rng, scene, random_words(rng, int(rng.integers(1, 5)), thing.kind), thing.kind)
+    there = Words.of(_any_thing(rng, scene).kind, tuple(absent.to_json()))
+    true: list[tuple[str, Item]] = [(f"there is a {there.one}", {"words": there.to_json()})]
     false = [
         (f"there is a {absent.one}", {"words": absent.to_json()}),
         (f"the {absent.one} {pick(rng, UNSEEN)}", {"words": absent.to_json()}),
