@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # else all that `evaluate` imports would be part of the code 
 
 STAGE = "evaluate"
 CAPTIONS_A_PICTURE = 16  # of a part: a caption is read far sooner than a picture
-WORTH_SECONDS = 20.0  # of work, below which processes that import torch and load weights are not worth starting
+WORTH_SECONDS = 60.0  # of work, below which processes that import torch and load weights are not worth starting
 Device = Literal["cpu", "cuda"]
 
 
