@@ -27,15 +27,17 @@ HASTE = 100  # the rendered ten minutes without work become six seconds
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
-# prints how many workers there are, whenever that changes; it asks for nothing that a worker could give
+# writes how many workers there are, whenever that changes; it asks for nothing that a worker could give. Into a file
+# of its own, because Ray's autoscaler reports on every driver's standard output, whatever `log_to_driver` says
 WATCH = """
 import sys, time, ray
 ray.init(log_to_driver=False)
+seen = open(sys.argv[1], "a", buffering=1)
 last = None
 while True:
     workers = sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.nodes())
     if workers != last:
-        print(workers, flush=True)
+        seen.write(f"{workers}\\n")
     last = workers
     time.sleep(0.1)
 """
@@ -120,12 +122,15 @@ def given(folder):
 def test_two_workers_come_for_a_training_and_leave_when_it_is_done(folder, given):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **given}
     seen = folder / "seen"
-    with seen.open("wb") as stream, (folder / "watch.log").open("wb") as log:
-        watch = subprocess.Popen([sys.executable, "-c", WATCH], cwd=folder, env=environment, stdout=stream, stderr=log)
+    seen.touch()
+    with (folder / "watch.log").open("wb") as log:
+        command = [sys.executable, "-c", WATCH, str(seen)]
+        watch = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
     def wait_for(met):
         until = time.monotonic() + PATIENCE
-        while not met(workers := [int(line) for line in seen.read_text().split()]):
+        # a line may be half written: only what ends one counts
+        while not met(workers := [int(line) for line in seen.read_text().split("\n")[:-1]]):
             assert watch.poll() is None, (folder / "watch.log").read_text()[-3000:]
             assert time.monotonic() < until, f"{workers} workers\n{(folder / 'head.log').read_text()[-3000:]}"
             time.sleep(0.05)

@@ -255,7 +255,7 @@ def test_a_clip_alone_is_read_and_evaluated_as_it_is(task, alone, tmp_path):
     before, after = load_file(alone / "towers.safetensors"), load_file(weights / "model.safetensors")
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     options = {"run": "tiny", "task": task, "weights": weights, "evaluation": tmp_path / "evaluation"}
-    evaluate(EvaluateParams(split="val", examples=1), **options)
+    evaluate(EvaluateParams(split="val", examples=1), **options, runtime=Runtime(work=tmp_path / "work"))
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     assert metrics["labels"] == {"itc": "CLIP", "itm": "CLIP"}
     assert np.isfinite(metrics["scores"]["similarity"]["r_sum"])

@@ -63,7 +63,9 @@ def run(task, shards, tmp_path_factory):
 
 def evaluate_run(folder, task):
     params = EvaluateParams(split="val", examples=1, bootstrap=0)
-    evaluate(params, run="tiny", task=task, weights=folder / "weights", evaluation=folder / "evaluation")
+    runtime = Runtime(work=folder / "work")
+    options = {"run": "tiny", "task": task, "weights": folder / "weights", "evaluation": folder / "evaluation"}
+    evaluate(params, **options, runtime=runtime)
 
 
 @pytest.fixture(scope="module")
