@@ -21,7 +21,6 @@ from components.evaluation.ablations import AblationResult, AblationRow
 from components.evaluation.summary import METRICS_FILE
 from components.io.errors import UserError
 from pipelines.dvcfile import DVC_FILE, Entry, find_entry, read_entries
-from pipelines.environment import apply_environment
 from pipelines.messages import suggestion
 from pipelines.params import PARAMS_FILE, check_params, read_yaml
 from pipelines.recipe import RECIPES, recipe_names
@@ -142,7 +141,6 @@ def plan(ablation: Ablation, name: str, seeds: Sequence[int] = ()) -> list[Cell]
             for training in (pretrain, assign_text, *content["finetune"]["runs"].values()):
                 training["seed"] = seed
             check_params(content, f"{name}: {variant}")
-            apply_environment(content)
             cells.append(Cell(variant, seed, content))
     return cells
 
@@ -171,15 +169,14 @@ def open_workspace(root: Path, cells: Sequence[Cell]) -> Path:
     )
     for path in (DVC_FILE, Path(".dvcignore")):
         _copy(root / path, workspace / path)
-    for cell in cells:
-        entries = read_entries(cell.content, root / DVC_FILE)
-        outs = {Path(out) for entry in entries.values() for out in entry.outs}
-        for dep in sorted({dep for entry in entries.values() for dep in entry.deps}):
-            path = Path(dep)
-            if dep.startswith(CODE):
-                _copy(root / path, workspace / path)
-            elif not path.is_absolute() and not any(_related(path, out) for out in outs):
-                _link(workspace / path, (root / path).resolve(), root / WORKSPACE.parts[0])
+    entries = [entry for cell in cells for entry in read_entries(cell.content, root / DVC_FILE).values()]
+    outs = {Path(out) for entry in entries for out in entry.outs}
+    for dep in sorted({dep for entry in entries for dep in entry.deps}):
+        path = Path(dep)
+        if dep.startswith(CODE):
+            _copy(root / path, workspace / path)
+        elif not path.is_absolute() and not any(_related(path, out) for out in outs):
+            _link(workspace / path, (root / path).resolve(), root / WORKSPACE.parts[0])
     return workspace
 
 

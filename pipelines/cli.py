@@ -103,15 +103,10 @@ def run_stage(address: str, options: dict[str, Any], params: Path, overrides: li
     Raises UserError for wrong parameters, an unknown address, and inputs that hold folders of no stage.
     """
     from pipelines.dvcfile import DVC_FILE, Entry, check_tracked, find_entry, read_entries, strangers
-    from pipelines.environment import apply_environment
-    from pipelines.params import check_params, override, read_yaml
+    from pipelines.environment import read_params
     from pipelines.stages import STAGES
 
-    content = read_yaml(params)
-    apply_environment(content)
-    for assignment in overrides:
-        override(content, assignment)
-    checked = check_params(content, str(params))
+    content, checked = read_params(params, overrides)
     stage = STAGES[address.partition("@")[0]]
     kinds = stage.options()
     missing = [name for name in kinds if options.get(name) is None]

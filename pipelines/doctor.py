@@ -73,12 +73,13 @@ def _packages(root: Path) -> Iterator[tuple[bool, str]]:
 
 
 def _folders(root: Path) -> Iterator[tuple[bool, str]]:
-    from pipelines.params import PARAMS_FILE, load_params
+    from pipelines.environment import read_params
+    from pipelines.params import PARAMS_FILE
 
     folders = [root / "data"]
     if (root / PARAMS_FILE).is_file():
         try:
-            folders.append(root / load_params(root / PARAMS_FILE).runtime.work)
+            folders.append(root / read_params(root / PARAMS_FILE)[1].runtime.work)
             yield True, f"{PARAMS_FILE} is valid"
         except UserError as error:
             yield False, str(error)
@@ -113,13 +114,11 @@ def _torch(root: Path) -> Iterator[tuple[bool, str]]:
 
 def _cluster(root: Path) -> Iterator[tuple[bool, str]]:
     """The nodes of ``runtime.ray_address``, of the parameters or the environment, where there is one."""
-    from pipelines.environment import apply_environment
-    from pipelines.params import PARAMS_FILE, check_params, read_yaml
+    from pipelines.environment import read_params
+    from pipelines.params import PARAMS_FILE
 
     try:
-        content = read_yaml(root / PARAMS_FILE)
-        apply_environment(content)
-        params = check_params(content, PARAMS_FILE.name)
+        _, params = read_params(root / PARAMS_FILE)
     except UserError:  # `_folders` has said it
         return
     trainings = [params.pretrain, *params.finetune.runs.values()]  # type: ignore[attr-defined]

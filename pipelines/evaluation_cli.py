@@ -113,16 +113,13 @@ def _evaluated(run: str, params: Path) -> tuple[dict[str, Path], Any, Path]:
     Raises UserError for wrong parameters, or a run that they do not have.
     """
     from pipelines.dvcfile import find_entry, read_entries
-    from pipelines.environment import apply_environment
-    from pipelines.params import check_params, read_yaml
+    from pipelines.environment import read_params
 
-    content = read_yaml(params)
-    apply_environment(content)
-    checked: Any = check_params(content, str(params))
+    content, checked = read_params(params)
     options = find_entry(read_entries(content), f"evaluate@{run}").options()
     from components.evaluation.vector_index import IndexSettings
 
-    evaluate = checked.evaluate
+    evaluate = checked.evaluate  # type: ignore[attr-defined]
     index = IndexSettings(evaluate.tower_index, evaluate.tower_index_depth, evaluate.seed)
     folders = {name: Path(options[name]) for name in ("weights", "task", "evaluation")}
     return folders, index, Path(checked.runtime.work)

@@ -22,10 +22,11 @@ from prefect import Flow, Task  # noqa: E402
 from prefect.states import Cancelled, Completed, State  # noqa: E402
 from pydantic import Field  # noqa: E402
 
-from components.evaluation.ablations import cell, read_ablations, write_ablation  # noqa: E402
+from components.evaluation.ablations import cell, read_ablation_result, write_ablation  # noqa: E402
 from components.io.errors import UserError  # noqa: E402
 from pipelines.ablation import (  # noqa: E402
     RESULTS,
+    WORKSPACE,
     Ablation,
     Cell,
     assemble,
@@ -228,8 +229,9 @@ def run_cells(name: str, table: Ablation, cells: Sequence[Cell], retries: int | 
     Raises StageError for the first that fails; what was done is kept, and the same call goes on from there.
     """
     root = Path.cwd()
-    workspace = open_workspace(root, cells)
-    with exclusive(workspace, f"ablation {name}", when_busy="queue", say=say) as lock:
+    # held before it is opened: another ablation's stages run on the code that lies there
+    with exclusive(root / WORKSPACE, f"ablation {name}", when_busy="queue", say=say) as lock:
+        workspace = open_workspace(root, cells)
         values: list[dict[str, float]] = []
         inputs: dict[str, str] = {}
         for number, one in enumerate(cells, 1):
@@ -291,12 +293,13 @@ def run_ablation(table: str, seeds: Sequence[int] = (), *, retries: int = 0) -> 
     plan(content, name, seeds)
     check_server()
     _finish(ABLATION, ablation(table, list(seeds), retries, return_state=True))
-    result = next(one for one in read_ablations(RESULTS) if one.name == name)
+    path = RESULTS / f"{name}.json"
+    result = read_ablation_result(path)
     shown = Table("", *result.columns, title=f"{result.title} ({result.paper or result.recipe})")
     for row in result.rows:
         shown.add_row(row.name, *(cell(row.values[column]) for column in result.columns))
     Console().print(shown)
-    print(f"Mean ± standard deviation over the seeds {', '.join(map(str, result.seeds))}: {RESULTS / name}.json")
+    print(f"Mean ± standard deviation over the seeds {', '.join(map(str, result.seeds))}: {path}")
     print("`dvc repro report` puts it into the report")
 
 

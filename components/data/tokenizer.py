@@ -231,10 +231,9 @@ def _parse_json(text: str, clip: bool) -> Tokenizer:
         inner = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"this tokenizer.json is damaged ({error}): write it again") from None
-    found = Tokenizer(inner) if kind == "WordPiece" or _has_ends(inner) else None
-    if found is None:
+    if kind == "BPE" and not _has_ends(inner):
         raise UserError(f"this BPE tokenizer is not CLIP's, which has {START} and {END}: give CLIP's tokenizer.json")
-    return found
+    return Tokenizer(inner)
 
 
 def _has_ends(inner: tokenizers.Tokenizer) -> bool:

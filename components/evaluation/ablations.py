@@ -58,13 +58,13 @@ def write_ablation(result: AblationResult, folder: Path) -> Path:
 
 def read_ablations(folder: Path) -> list[AblationResult]:
     """All results in the folder, by name. Raises UserError for a file that is none."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            found.append(AblationResult.model_validate_json(path.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, ValidationError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"{path} is no result of `vlp flow ablation` ({reason}): delete it, or run it again"
-            ) from None
-    return found
+    return [read_ablation_result(path) for path in sorted(folder.glob("*.json"))]
+
+
+def read_ablation_result(path: Path) -> AblationResult:
+    """One result, of the file that `write_ablation` wrote. Raises UserError when it is none."""
+    try:
+        return AblationResult.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is no result of `vlp flow ablation` ({reason}): delete it, or run it again") from None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.data.tokenizer import TOKENIZER_FILE
+from components.evaluation import sharing
 from components.evaluation.inputs import RetrievalSplit
 from components.evaluation.scoring import (
     Candidates,
@@ -41,14 +42,7 @@ class RetrievalEncoding(AlbefEncoding, frozen=True):
     """That of retrieval."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a worker needs to know: paths are absolute, and `work` names weights and split by their digest."""
-
-    encoding: RetrievalEncoding
-    weights: Path
-    split: Path
-    work: Path
+Job = sharing.Job[RetrievalEncoding]
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ class Candidates:
         """The logits of all pairs as matrices, in which each side has what it asked for."""
         whole = torch.full((len(self.texts_of), len(self.pictures_of)), OUTSIDE)  # (N, M)
         whole[picture, text] = logits
-        return ItmScores(_only(whole, self.texts_of), _only(whole.T, self.pictures_of))
+        return ItmScores(only(whole, self.texts_of), only(whole.T, self.pictures_of))
 
 
 def with_tail(reranked: Tensor, similarity: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ def _trimmed(texts: Texts, index: Tensor) -> tuple[Tensor, Tensor]:
     return texts.input_ids[index, :length], mask[:, :length]
 
 
-def _only(logits: Tensor, candidates: Tensor) -> Tensor:
-    """The logits of each row's candidates; the rest OUTSIDE, whatever the other direction asked for."""
-    kept = torch.full_like(logits, OUTSIDE)
-    return kept.scatter_(1, candidates, logits.gather(1, candidates))
+def only(scores: Tensor, candidates: Tensor) -> Tensor:
+    """The scores of each row's candidates (rows, k); the rest OUTSIDE, whatever the other direction asked for."""
+    kept = torch.full_like(scores, OUTSIDE)
+    return kept.scatter_(1, candidates, scores.gather(1, candidates))

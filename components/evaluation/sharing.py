@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel
@@ -63,6 +63,19 @@ class AlbefEncoding(Encoding, frozen=True):
     image_size: int | None
     max_tokens: int
     batch_size: int
+
+
+E = TypeVar("E", bound=Encoding)
+
+
+@dataclass(frozen=True)
+class Job(Generic[E]):
+    """What a worker needs to know: paths are absolute, and `work` names weights and split by their digest."""
+
+    encoding: E
+    weights: Path
+    split: Path
+    work: Path
 
 
 @dataclass(frozen=True)
@@ -139,9 +152,6 @@ def shared(
         release()
         os.utime(work)
         keep_within(work.parent, int(runtime.evaluation_cache_gb * 1e9))
-
-
-E = TypeVar("E", bound=Encoding)
 
 
 def encoding_of(kind: type[E], params: EvaluateParams, runtime: Runtime) -> E:

@@ -18,6 +18,7 @@ from torch import nn
 
 from components.data.tasks.annotations import ANSWERS_FILE, read_answers
 from components.data.tokenizer import TOKENIZER_FILE
+from components.evaluation import sharing
 from components.evaluation.answering import Answer, generate_answers, rank_answers
 from components.evaluation.classes import class_logits
 from components.evaluation.grounding import Pointed, point
@@ -66,14 +67,10 @@ ENCODINGS: dict[str, type[AlbefEncoding]] = {
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a worker needs to know: paths are absolute, and `work` names weights and split by their digest."""
+class Job(sharing.Job[AlbefEncoding]):
+    """The same, and the task's kind."""
 
-    encoding: AlbefEncoding
     kind: str
-    weights: Path
-    split: Path
-    work: Path
 
 
 def run_model(
@@ -88,7 +85,7 @@ def run_model(
     if kind == "vqa":
         inputs["answers"] = split.folder.parent / ANSWERS_FILE
     with shared(encoding, inputs, runtime, _loaded.cache_clear) as parts:
-        job = Job(encoding, kind, weights.resolve(), split.folder.resolve(), parts.work)
+        job = Job(encoding, weights.resolve(), split.folder.resolve(), parts.work, kind)
         pieces = ranges(len(split), encoding.pictures_per_part, encoding.batch_size)
         folders = parts.map(partial(RUN[kind], job), pieces, name=kind, label=label)
         found: dict[int, Any] = {}

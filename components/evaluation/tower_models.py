@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,37 @@ def read_captions(
     return [level.half().cpu() for level in tower(ids[:, :longest].to(device), mask[:, :longest].to(device))]
 
 
-class OnDemandSplit(RetrievalSplit):
+class TowerSplit(RetrievalSplit):
+    """A split with its captions as towers read them, by the tokenizer in `tokenizer`. Raises UserError as its base."""
+
+    def __init__(self, folder: Path, sizes: dict[str, Any], tokenizer: Path) -> None:
+        super().__init__(folder, int(sizes["image"]["image_size"]))
+        reader = load_tokenizer(tokenizer, clip=True)
+        self._ids, self._mask = reader.encode_batch(self.captions, int(sizes["max_tokens"]))
+        self.lengths: NDArray[np.int64] = self._mask.sum(dim=1).numpy()
+
+    @torch.inference_mode()
+    def words_by(
+        self, tower: TextTower | ClipTextTower, order: Sequence[int] | NDArray[np.int64], device: str | torch.device
+    ) -> dict[int, list[Tensor]]:
+        """Words (n, width) float16 of each level of the captions `order`, best by length, by their numbers."""
+        found = {}
+        for at in range(0, len(order), CAPTIONS):
+            rows = torch.as_tensor(order[at : at + CAPTIONS])
+            levels = read_captions(tower, self._ids[rows], self._mask[rows], device)
+            for place, row in enumerate(rows.tolist()):
+                found[row] = [level[place, : int(self.lengths[row])].clone() for level in levels]
+        return found
+
+    def padded(self, words: Iterable[list[Tensor]], captions: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+        """Words (C, n, width) float32 of each level, padded with zeros, and their mask (C, n) bool."""
+        lengths = torch.from_numpy(self.lengths[np.asarray(captions)])
+        mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+        levels = zip(*words, strict=True)
+        return [nn.utils.rnn.pad_sequence(list(level), batch_first=True).float() for level in levels], mask
+
+
+class OnDemandSplit(TowerSplit):
     """A split whose pictures and captions the towers read when they are asked for: what a search of candidates needs.
 
     Values are those of `EncodedSplit`. Raises UserError as `RetrievalSplit`.
@@ -156,14 +186,10 @@ class OnDemandSplit(RetrievalSplit):
     def __init__(
         self, folder: Path, model: TowerModel, sizes: dict[str, Any], tokenizer: Path, device: str | torch.device
     ) -> None:
-        super().__init__(folder, int(sizes["image"]["image_size"]))
+        super().__init__(folder, sizes, tokenizer)
         assert model.image is not None
         assert isinstance(model.text, TextTower | ClipTextTower)
         self._image, self._text, self._device = model.image, model.text, device
-        self._ids, self._mask = load_tokenizer(tokenizer, clip=True).encode_batch(
-            self.captions, int(sizes["max_tokens"])
-        )
-        self.lengths: NDArray[np.int64] = self._mask.sum(dim=1).numpy()
 
     @torch.inference_mode()
     def read(self, images: Tensor) -> list[Tensor]:
@@ -175,32 +201,21 @@ class OnDemandSplit(RetrievalSplit):
         blocks = [self.read(self.views(pictures[at : at + PICTURES])) for at in range(0, len(pictures), PICTURES)]
         return [torch.cat(level) for level in zip(*blocks, strict=True)]
 
-    @torch.inference_mode()
     def words(self, captions: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """Words (C, n, width) float32 of each level, padded with zeros, and their mask (C, n) bool."""
-        rows = np.asarray(captions)
-        longest = int(self.lengths[rows].max())
-        mask = self._mask[rows, :longest].bool()
-        blocks = []
-        for at in range(0, len(rows), CAPTIONS):
-            block = rows[at : at + CAPTIONS]
-            levels = read_captions(self._text, self._ids[block], self._mask[block], self._device)
-            blocks.append([nn.functional.pad(level.float(), (0, 0, 0, longest - level.shape[1])) for level in levels])
-        return [torch.cat(level) * mask[:, :, None] for level in zip(*blocks, strict=True)], mask
+        found = self.words_by(self._text, captions, self._device)
+        return self.padded((found[caption] for caption in captions), captions)
 
 
-class EncodedSplit(RetrievalSplit):
-    """A split as the towers see it, by the tokenizer in `tokenizer`; outputs that are read lie in memory as float16.
+class EncodedSplit(TowerSplit):
+    """A split as the towers see it; outputs that are read lie in memory as float16.
 
     Where nothing was read, outputs come from `cached`. Raises UserError as `RetrievalSplit`.
     """
 
     def __init__(self, folder: Path, sizes: dict[str, Any], tokenizer: Path, cached: Source | None = None) -> None:
-        super().__init__(folder, int(sizes["image"]["image_size"]))
+        super().__init__(folder, sizes, tokenizer)
         self.cached = cached
-        reader = load_tokenizer(tokenizer, clip=True)
-        self._ids, self._mask = reader.encode_batch(self.captions, int(sizes["max_tokens"]))
-        self.lengths: NDArray[np.int64] = self._mask.sum(dim=1).numpy()
         self._regions: dict[int, list[Tensor]] = {}
         self._words: dict[int, list[Tensor]] = {}
 
@@ -231,17 +246,11 @@ class EncodedSplit(RetrievalSplit):
             levels = read_pictures(tower, self[some.start : some.stop], device)
             self._regions.update(zip(some, (list(one) for one in zip(*levels, strict=True)), strict=True))
 
-    @torch.inference_mode()
     def read_captions(
         self, tower: TextTower | ClipTextTower, order: NDArray[np.int64], device: str | torch.device
     ) -> None:
         """Let the tower read the captions `order`, best by length; those read before are forgotten."""
-        self._words = {}
-        for at in range(0, len(order), CAPTIONS):
-            rows = torch.from_numpy(order[at : at + CAPTIONS])
-            levels = read_captions(tower, self._ids[rows], self._mask[rows], device)
-            for place, row in enumerate(rows.tolist()):
-                self._words[row] = [level[place, : int(self.lengths[row])].clone() for level in levels]
+        self._words = self.words_by(tower, order, device)
 
     def words_of(self, caption: int) -> list[Tensor]:
         """Words (n, width) float16 of each level of one caption."""
@@ -257,7 +266,4 @@ class EncodedSplit(RetrievalSplit):
         """Words (C, n, width) float32 of each level, padded with zeros, and their mask (C, n) bool."""
         if self.cached is not None and not self._words:
             return self.cached.words(captions)
-        lengths = torch.from_numpy(self.lengths[np.asarray(captions)])
-        mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-        levels = zip(*(self.words_of(i) for i in captions), strict=True)
-        return [nn.utils.rnn.pad_sequence(list(level), batch_first=True).float() for level in levels], mask
+        return self.padded(map(self.words_of, captions), captions)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.data.tokenizer import TOKENIZER_FILE
+from components.evaluation import sharing
 from components.evaluation.sharing import CAPTIONS_A_PICTURE, Encoding, Shared, ranges, shared
 from components.evaluation.tower_models import CONFIG_FILE, WEIGHTS_FILE, EncodedSplit, TowerModel, load_tower_model
 from components.evaluation.tower_scoring import (
@@ -44,14 +45,7 @@ class TowerEncoding(Encoding, frozen=True):
     """That of towers, whose sizes stand in their folder."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a worker needs to know: paths are absolute, and `work` names weights and split by their digest."""
-
-    encoding: TowerEncoding
-    weights: Path
-    split: Path
-    work: Path
+Job = sharing.Job[TowerEncoding]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from components.evaluation.retrieval import recall_metrics, retrieval_ranks
-from components.evaluation.scoring import OUTSIDE, Candidates, with_tail
+from components.evaluation.scoring import Candidates, only, with_tail
 from components.evaluation.vector_index import EXACT, IndexSettings, VectorIndex
 from components.io.progress import silent
 
@@ -219,17 +219,12 @@ def two_stage(
     )
 
 
-def among(candidates: NDArray[np.int64], shape: tuple[int, ...]) -> Tensor:
-    """A mask (Q, M), true at each query's `candidates` (Q, N)."""
-    return torch.zeros(shape, dtype=torch.bool).scatter_(1, torch.from_numpy(candidates), True)
-
-
 def as_if_candidates(scores: Tensor, first: Tensor, candidates: NDArray[np.int64]) -> Tensor:
     """Scores (Q, M) float64 as they rank when only the `candidates` (Q, N) were scored: all else follows by cosine.
 
     `first` (Q, M) holds the cosines. A right answer that is no candidate thus stands after all N of them.
     """
-    return with_tail(scores.masked_fill(~among(candidates, scores.shape), OUTSIDE), first)
+    return with_tail(only(scores, torch.from_numpy(candidates)), first)
 
 
 def main_score(names: Sequence[str]) -> str:

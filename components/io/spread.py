@@ -96,12 +96,13 @@ def _spread_on_ray(
             ray.cancel(reference)
 
 
-def _connect(address: str) -> None:
+def _connect(address: str, **options: Any) -> None:
+    """Join the cluster unless this process has; `options` are Ray's. Raises UserError where none answers."""
     import ray
 
     if not ray.is_initialized():
         _require_answer(address)
-        ray.init(address=address, log_to_driver=False)
+        ray.init(address=address, log_to_driver=False, **options)
 
 
 def _require_answer(address: str) -> None:
@@ -128,9 +129,7 @@ def ask_nodes(
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    if not ray.is_initialized():
-        _require_answer(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    _connect(address, logging_level=logging.ERROR)
     nodes = [node for node in ray.nodes() if node["Alive"] and (not gpus or node["Resources"].get("GPU", 0) >= 1)]
     nodes.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
     asked = {}

@@ -3,17 +3,20 @@
 import hashlib
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from components.evaluation.page.gather import Folders
+from components.evaluation.report import ReportParams, report
 from components.evaluation.results import write_results
 from components.io.outcomes import Reason, Status, outcome_schema, write_outcomes
 from components.io.records import RecordWriter, row_name, write_manifest
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> \"quoted\" {{ 7*7 }} & more"
+FOLDERS = tuple(field.name for field in fields(Folders))
 KEPT, REJECTED = Status.KEPT, Status.REJECTED
 
 
@@ -172,3 +175,10 @@ def make_all(data):
     make_evaluation(data)
     make_training(data)
     make_validation(data)
+
+
+def build_report(data, **params):
+    """The page that the stage makes of the folders in `data`."""
+    folders = {name: data / name for name in FOLDERS}
+    report(ReportParams(**params), **folders)
+    return (folders["report"] / "index.html").read_text(encoding="utf-8")

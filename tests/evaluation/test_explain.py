@@ -6,20 +6,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from components.data.tokenizer import bert_tokenizer, load_tokenizer
 from components.evaluation.explain import Explanation, Word, explain, overlay, panels, write
 from components.evaluation.grounding import default_layer
-from components.evaluation.report import ReportParams, report
 from components.evaluation.weights import load_model
 from components.io.errors import UserError
 from components.training.augment import evaluation_view, normalise, to_batch
-from models.albef.checkpoints import student_state_dict
-from models.albef.config import AlbefConfig
 from models.albef.gradcam import gradcam_itm
-from models.albef.model import Albef
 from tests.evaluation import made_stages as made
+from tests.evaluation.tiny_albef import save_albef
 
 SENTENCE = "a red cube upon spheres"
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "cube", "upon", "sphere", "##s")
@@ -27,30 +23,8 @@ PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "cube", "upo
 
 def save_model(folder, fusion_layers):
     tokenizer = bert_tokenizer({piece: place for place, piece in enumerate(PIECES)})
-    tokenizer.save(folder / "tokenizer.json")
-    special = dict(zip(("pad_id", "unk_id", "cls_id", "sep_id", "mask_id"), tokenizer.special_ids, strict=True))
-    del special["unk_id"]
-    config = AlbefConfig(
-        image_size=32,
-        patch_size=8,
-        vision_width=16,
-        vision_depth=1,
-        vision_heads=2,
-        vocab_size=tokenizer.vocab_size,
-        text_width=16,
-        text_layers=fusion_layers + 1,
-        fusion_layers=fusion_layers,
-        text_heads=2,
-        text_intermediate=32,
-        max_positions=40,
-        embed_dim=8,
-        queue_size=8,
-        init_std=0.3,
-        **special,
-    )
-    torch.manual_seed(0)
-    save_file(student_state_dict(Albef(config)), folder / "model.safetensors")
-    (folder / "config.json").write_text(config.model_dump_json())
+    layers = {"text_layers": fusion_layers + 1, "fusion_layers": fusion_layers}
+    save_albef(folder, tokenizer, patch_size=8, init_std=0.3, **layers)
     return tokenizer
 
 
@@ -136,37 +110,19 @@ def test_bad_input_is_said_in_a_sentence(folder, explained, tmp_path) -> None:
         write(explained, tmp_path / "heat.pdf")
 
 
-def report_of(data, **params):
-    names = (
-        "corpus",
-        "raw",
-        "clean",
-        "unique",
-        "shards",
-        "tasks",
-        "validation",
-        "models",
-        "curves",
-        "evaluation",
-        "ablations",
-    )
-    report(ReportParams(**params), **{name: data / name for name in names}, report=data / "report")
-    return (data / "report" / "index.html").read_text()
-
-
 def test_the_report_shows_words_of_runs_that_have_them(tmp_path) -> None:
     made.make_evaluation(tmp_path)
     (tmp_path / "models" / "task").mkdir(parents=True)
-    assert "Words in pictures" not in report_of(tmp_path), "no weights"
+    assert "Words in pictures" not in made.build_report(tmp_path), "no weights"
     save_model(tmp_path / "models" / "task", fusion_layers=3)
-    text = report_of(tmp_path)
+    text = made.build_report(tmp_path)
     assert text.count('<ul class="gallery heat">') == 2
     assert text.count('alt="Heat of the word ') > 4
     assert "<script" not in text
-    assert report_of(tmp_path) == text, "the same bytes again"
-    assert "Words in pictures" not in report_of(tmp_path, max_explained=0)
+    assert made.build_report(tmp_path) == text, "the same bytes again"
+    assert "Words in pictures" not in made.build_report(tmp_path, max_explained=0)
     save_model(tmp_path / "models" / "task", fusion_layers=1)
-    assert "Words in pictures" not in report_of(tmp_path), "one layer that fuses has no heat for words"
+    assert "Words in pictures" not in made.build_report(tmp_path), "one layer that fuses has no heat for words"
 
 
 @pytest.mark.parametrize(("fusion_layers", "layer"), [(1, 1), (2, 1), (3, 2), (6, 3)])

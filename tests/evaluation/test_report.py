@@ -11,12 +11,10 @@ from components.evaluation.page.funnel import read_funnel
 from components.evaluation.page.plots import COLOURS
 from components.evaluation.page.samples import kept_samples
 from components.evaluation.page.thumbnails import thumbnail
-from components.evaluation.report import ReportParams, report
 from components.io.errors import UserError
 from tests.evaluation import made_stages as made
 
 STAGES = ("corpus", "raw", "clean", "unique", "shards", "tasks")
-FOLDERS = (*STAGES, "validation", "models", "curves", "evaluation", "ablations", "report")
 VOID = {"meta", "link", "img", "br", "use", "path"}
 
 
@@ -54,11 +52,6 @@ class Page(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.text))
 
 
-def build(data, **params):
-    report(ReportParams(**params), **{name: data / name for name in FOLDERS})
-    return (data / "report" / "index.html").read_text(encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "data"
@@ -68,7 +61,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def text(data):
-    return build(data, title="A run & its <results>")
+    return made.build_report(data, title="A run & its <results>")
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +86,7 @@ def test_ablations_show_means_deviations_and_the_best(data, page, tmp_path):
         rows=rows,
     )
     write_ablation(result, tmp_path / "data" / "ablations")
-    shown = Page(build(tmp_path / "data"))
+    shown = Page(made.build_report(tmp_path / "data"))
     assert made.HOSTILE in shown.visible
     for words in (
         "What helps after ALBEF, table 1",
@@ -110,7 +103,7 @@ def test_a_damaged_ablation_is_named(data, tmp_path):
     (tmp_path / "data" / "ablations").mkdir()
     (tmp_path / "data" / "ablations" / "mine.json").write_text('{"name": "mine"}')
     with pytest.raises(UserError, match=r"mine\.json is no result of `vlp flow ablation`"):
-        build(tmp_path / "data")
+        made.build_report(tmp_path / "data")
 
 
 def test_hostile_texts_are_shown_as_text(text, page):
@@ -181,28 +174,28 @@ def test_right_answers_are_marked_in_words(page):
 
 def test_same_inputs_same_bytes(data, text, tmp_path):
     shutil.copytree(data, tmp_path / "elsewhere")
-    assert build(tmp_path / "elsewhere", title="A run & its <results>") == text
+    assert made.build_report(tmp_path / "elsewhere", title="A run & its <results>") == text
     assert str(data) not in text
 
 
 def test_caps_hold(data):
-    page = Page(build(data, max_samples=0, max_queries=0))
+    page = Page(made.build_report(data, max_samples=0, max_queries=0))
     assert not page.all("img")
-    assert len(Page(build(data, max_samples=1, max_queries=0)).all("img")) <= 2
+    assert len(Page(made.build_report(data, max_samples=1, max_queries=0)).all("img")) <= 2
 
 
 def test_a_page_of_nothing(tmp_path):
-    page = Page(build(tmp_path))
+    page = Page(made.build_report(tmp_path))
     assert "Nothing has run yet." in page.visible
     assert "No run has been evaluated." in page.visible
     assert "The data have not been validated." in page.visible
 
 
-@pytest.mark.parametrize("missing", [name for name in FOLDERS if name != "report"])
+@pytest.mark.parametrize("missing", [name for name in made.FOLDERS if name != "report"])
 def test_any_part_may_be_missing(data, tmp_path, missing):
     shutil.copytree(data, tmp_path / "data", ignore=lambda folder, names: [n for n in names if n == missing])
     shutil.rmtree(tmp_path / "data" / missing, ignore_errors=True)
-    assert Page(build(tmp_path / "data")).all("h1")
+    assert Page(made.build_report(tmp_path / "data")).all("h1")
 
 
 def test_what_went_wrong_comes_first(tmp_path):
@@ -210,7 +203,7 @@ def test_what_went_wrong_comes_first(tmp_path):
     made.make_ills(tmp_path, duplicate_exact=3)
     made.make_evaluation(tmp_path, wrong=4)
     made.make_validation(tmp_path, success=False)
-    visible = Page(build(tmp_path)).visible
+    visible = Page(made.build_report(tmp_path)).visible
     warned = visible[visible.index("Look at this first") : visible.index("Results")]
     assert "deduplicate: 1 rows are “duplicate exact”, the corpus planted 3." in warned
     assert "re-ranking lowers the mean recall" in warned
@@ -221,7 +214,7 @@ def test_rows_that_vanish_between_stages_are_named(tmp_path):
     made.make_data(tmp_path)
     shutil.rmtree(tmp_path / "unique")
     made.make_folder(tmp_path / "unique", [], [(made.row(0), made.KEPT, "ok", None)])
-    assert "deduplicate took in 1 rows, but clean handed on 5." in Page(build(tmp_path)).visible
+    assert "deduplicate took in 1 rows, but clean handed on 5." in Page(made.build_report(tmp_path)).visible
 
 
 def test_planted_numbers_of_another_corpus_are_left_out(tmp_path):
@@ -254,14 +247,14 @@ def test_what_each_rule_of_cleaning_did(tmp_path):
         "rejects": {"truncated_image": 1},
     }
     manifest.write_text(json.dumps(content))
-    visible = Page(build(tmp_path)).visible
+    visible = Page(made.build_report(tmp_path)).visible
     rules = visible[visible.index("Rules of cleaning") :]
     assert rules.index("picture <b> 41") < rules.index("caption spaces 2") < rules.index("truncated image 1")
 
 
 def test_intervals_and_the_papers_stand_beside_recalls(tmp_path):
     made.make_evaluation(tmp_path)
-    page = Page(build(tmp_path))
+    page = Page(made.build_report(tmp_path))
     low, high = json.loads((tmp_path / "evaluation" / "task" / "metrics.json").read_text())["intervals"]["itm"][
         "r_mean"
     ]
@@ -281,7 +274,7 @@ def test_parts_of_accuracies_and_what_is_not_available(tmp_path):
         path = tmp_path / f"{folder}.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(content))
-    page = Page(build(tmp_path))
+    page = Page(made.build_report(tmp_path))
     assert "ALBEF 14M, table 4 accuracy 83.1 80.0 −3.1" in page.visible
     assert "consistency per sentence 41.3" in page.visible
     assert "class <true> not available" in page.visible
@@ -294,6 +287,6 @@ def test_several_runs_stand_in_one_table_best_first(tmp_path):
     metrics["itm"]["r_mean"] = 98.76
     del metrics["intervals"], metrics["top_k"]  # as models over two towers have none
     (tmp_path / "evaluation" / "better" / "metrics.json").write_text(json.dumps(metrics))
-    visible = Page(build(tmp_path)).visible
+    visible = Page(made.build_report(tmp_path)).visible
     table = visible[visible.index("All runs") :]
     assert table.index("better task/test") < table.index("98.8 –") < table.index("task task/test")

@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 
-from components.evaluation.report import ReportParams, report
 from tests.evaluation import made_stages as made
 from tests.evaluation.test_versus import evaluate, scores
 
@@ -50,20 +49,7 @@ def test_hostile_texts_fit_every_screen(tmp_path, monkeypatch) -> None:
     run.mkdir()
     metrics = {"kind": "vqa", "task": "<b>t", "items": 3, "accuracy": 1.0, "by_type": {LONG: 3.0}, "note": captions[0]}
     (run / "metrics.json").write_text(json.dumps(metrics))
-    names = (
-        "corpus",
-        "raw",
-        "clean",
-        "unique",
-        "shards",
-        "tasks",
-        "validation",
-        "models",
-        "curves",
-        "evaluation",
-        "ablations",
-    )
-    report(ReportParams(title=LONG[:200]), **{name: tmp_path / name for name in names}, report=tmp_path / "report")
+    made.build_report(tmp_path, title=LONG[:200])
 
     measure = tmp_path / "measure.html"
     measure.write_text(MEASURE.replace("WIDTHS", json.dumps(WIDTHS)))

@@ -7,7 +7,7 @@ from components.evaluation.page.queries import read_runs
 from components.evaluation.page.versus import read_versus
 from components.evaluation.results import write_results
 from tests.evaluation import made_stages as made
-from tests.evaluation.test_report import Page, build
+from tests.evaluation.test_report import Page
 
 
 def evaluate(data, name, kind, both, split=made.SPLIT, of="test"):
@@ -113,7 +113,7 @@ def test_runs_that_cannot_be_compared_are_left_out(data):
 def test_the_page_shows_both_ways_with_captions_escaped(data):
     evaluate(data, "vitr", "vitr", scores(wrong_pictures=[2], wrong_captions=[3]))
     evaluate(data, "clip", "linear", scores(wrong_pictures=[0], wrong_captions=[0]))
-    text = build(data)
+    text = made.build_report(data)
     page = Page(text)
     assert not page.all("script")
     assert made.HOSTILE in page.visible
@@ -125,5 +125,5 @@ def test_the_page_shows_both_ways_with_captions_escaped(data):
     section = text[text.index('id="versus"') : text.index('id="training"')]
     assert section.count('<article class="query">') == 4
     assert section.count("data:image/") >= 6
-    without = Page(build(data, max_compared=0))
+    without = Page(made.build_report(data, max_compared=0))
     assert not any(attrs.get("href") == "#versus" for attrs in without.all("a"))

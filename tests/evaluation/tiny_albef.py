@@ -46,29 +46,31 @@ def write_split(folder, pictures, captions):
 
 def save_weights(folder, captions, seed=0):
     """Write weights, configuration and a tokenizer of `captions` (a list for each picture) into `folder`."""
+    save_albef(folder, train_tokenizer(lambda: (text for texts in captions for text in texts), 100, 1), seed=seed)
+
+
+def save_albef(folder, tokenizer, *, seed=0, **changes):
+    """Write weights, configuration and the tokenizer into `folder`; `changes` are to the configuration."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(lambda: (text for texts in captions for text in texts), 100, 1)
     tokenizer.save(folder / "tokenizer.json")
-    config = AlbefConfig(
-        image_size=32,
-        patch_size=16,
-        vision_width=16,
-        vision_depth=1,
-        vision_heads=2,
-        vocab_size=tokenizer.vocab_size,
-        text_width=16,
-        text_layers=2,
-        fusion_layers=1,
-        text_heads=2,
-        text_intermediate=32,
-        max_positions=40,
-        embed_dim=8,
-        queue_size=8,
-        pad_id=tokenizer.pad_id,
-        cls_id=tokenizer.cls_id,
-        sep_id=tokenizer.sep_id,
-        mask_id=tokenizer.mask_id,
-    )
+    sizes = {
+        "image_size": 32,
+        "patch_size": 16,
+        "vision_width": 16,
+        "vision_depth": 1,
+        "vision_heads": 2,
+        "vocab_size": tokenizer.vocab_size,
+        "text_width": 16,
+        "text_layers": 2,
+        "fusion_layers": 1,
+        "text_heads": 2,
+        "text_intermediate": 32,
+        "max_positions": 40,
+        "embed_dim": 8,
+        "queue_size": 8,
+    }
+    special = {name: getattr(tokenizer, name) for name in ("pad_id", "cls_id", "sep_id", "mask_id")}
+    config = AlbefConfig(**(sizes | special | changes))
     torch.manual_seed(seed)
     save_file(student_state_dict(Albef(config)), folder / "model.safetensors")
     (folder / "config.json").write_text(config.model_dump_json())

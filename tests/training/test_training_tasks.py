@@ -264,15 +264,25 @@ def evaluate_split(task: Path, weights: Path, out: Path, **changes) -> dict:
     return json.loads((out / "metrics.json").read_text())
 
 
+def prepare(name: str, params: TaskParams, tmp_path: Path) -> Path:
+    """The folder of tasks in which the task `name` is now."""
+    tasks = tmp_path / "tasks"
+    prepare_tasks(
+        PrepareTasksParams(tasks={name: params}),
+        task=name,
+        input=params.path,
+        tasks=tasks / name,
+        runtime=Runtime(work=tmp_path / "work", processes=1),
+    )
+    return tasks
+
+
 def test_grounding_on_real_pictures(shared: Path, pretrained: Path, tmp_path: Path) -> None:
     """COCO's single things: an untrained model points somewhere, near chance, and every number is there."""
     source, file = shared / "data/coco_mini", "annotations/instances_val2017.json"
     params = TaskParams(path=source, kind="grounding", annotations=file, images="val2017", splits={"test": [file]})
-    runtime = Runtime(work=tmp_path / "work", processes=1)
-    prepare_tasks(
-        PrepareTasksParams(tasks={"coco": params}), task="coco", input=source, tasks=tmp_path / "coco", runtime=runtime
-    )
-    metrics = evaluate_split(tmp_path / "coco", pretrained / "weights", tmp_path / "out")
+    tasks = prepare("coco", params, tmp_path)
+    metrics = evaluate_split(tasks / "coco", pretrained / "weights", tmp_path / "out")
     assert metrics["items"] > 50
     assert metrics["ceiling"] == 100
     assert 0 < metrics["chance"] < metrics["majority"] < 100
@@ -288,15 +298,7 @@ def test_retrieval_on_real_pictures(shared: Path, pretrained: Path, tmp_path: Pa
         shutil.copy(source / "images" / image["filename"], folder / "images")
     (folder / "karpathy.json").write_text(json.dumps({"dataset": "flickr8k", "images": chosen}))
     params = TaskParams(path=folder, kind="retrieval", annotations="karpathy.json", images="images")
-    runtime = Runtime(work=tmp_path / "work", processes=1)
-    tasks = tmp_path / "tasks"
-    prepare_tasks(
-        PrepareTasksParams(tasks={"retrieval": params}),
-        task="retrieval",
-        input=folder,
-        tasks=tasks / "retrieval",
-        runtime=runtime,
-    )
+    tasks = prepare("retrieval", params, tmp_path)
     out = tune(
         "retrieval", tasks, pretrained / "weights", tmp_path / "tuned", validate_epochs=False, keep_weights="last"
     )
@@ -325,15 +327,7 @@ def test_entailment_on_real_pairs(shared: Path, pretrained: Path, tmp_path: Path
         images="images",
         splits={"train": ["dev.jsonl"], "test": ["test.jsonl"]},
     )
-    runtime = Runtime(work=tmp_path / "work", processes=1)
-    tasks = tmp_path / "tasks"
-    prepare_tasks(
-        PrepareTasksParams(tasks={"entailment": params}),
-        task="entailment",
-        input=folder,
-        tasks=tasks / "entailment",
-        runtime=runtime,
-    )
+    tasks = prepare("entailment", params, tmp_path)
     changes = {"validate_epochs": False, "keep_weights": "last", "epochs": 1}
     out = tune("entailment", tasks, pretrained / "weights", tmp_path / "tuned", **changes)
     metrics = evaluate_split(tasks / "entailment", out / "weights", tmp_path / "out")

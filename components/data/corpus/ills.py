@@ -223,7 +223,7 @@ def _exchange_captions(
     own = [(scene, row) for scene in scenes for row in good[scene.name]]
     taken = {scene.name: set(scene.captions) for scene in scenes}  # one that stands there already would be a duplicate
     changed: dict[int, Row] = {}
-    for place in web.rng.permutation(len(own))[:count] if count else ():
+    for place in web.rng.permutation(len(own))[:count]:
         scene, row = own[place]
         caption = scene.captions[0]
         while caption in taken[scene.name]:

@@ -57,15 +57,13 @@ class AblationTable:
 
 def ablation_table(result: AblationResult) -> AblationTable:
     """The texts of an ablation: means and deviations over seeds."""
-    best = {column: max((fmean(row.values[column]) for row in result.rows), default=0.0) for column in result.columns}
-    rows = tuple(
-        (
-            row.name,
-            tuple((cell(row.values[column]), fmean(row.values[column]) == best[column]) for column in result.columns),
-        )
-        for row in result.rows
-    )
-    return AblationTable(result, rows)
+    columns = [[row.values[column] for row in result.rows] for column in result.columns]
+    marked = []
+    for column in columns:
+        means = [fmean(numbers) for numbers in column]
+        marked.append([(cell(numbers), mean == max(means)) for numbers, mean in zip(column, means, strict=True)])
+    names = [row.name for row in result.rows]
+    return AblationTable(result, tuple(zip(names, zip(*marked, strict=True), strict=True)))
 
 
 def task_details(evaluation: Path, models: Path, shards: Path) -> list[TaskDetail]:
