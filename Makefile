@@ -53,7 +53,7 @@ docs: $(STAMP) ## build the documentation into build/docs
 	$(BIN)/properdocs build --strict --quiet -f properdocs.yml
 
 audit: $(STAMP) ## look for known vulnerabilities in the locked packages (fetches a tool and its database)
-	$(BIN)/uv tool run pip-audit --requirement requirements.lock --disable-pip --no-deps
+	$(BIN)/uv tool run pip-audit --requirement requirements.lock --disable-pip --no-deps --strict
 
 deps: $(STAMP) ## write into dvc.yaml the code that each stage imports
 	$(BIN)/python -m pipelines.deps --write

@@ -41,7 +41,7 @@ def compare(
 
 @report.command()
 def submission(
-    file: Annotated[Path, typer.Argument(help="Answers to upload, such as data/evaluation/vqa/submission.json.")],
+    file: Annotated[Path, typer.Argument(help="Answers to upload, such as data/evaluation/vqa/extra/submission.json.")],
     questions: Annotated[Path, typer.Option(help="The published questions they must answer.")],
 ) -> None:
     """Check answers for VQA's server: every question answered once, no unknown one."""

@@ -110,7 +110,8 @@ def _notification(client: Any, notify: str) -> dict[str, Any]:
                 "type": "send-notification",
                 "block_document_id": str(block.id),
                 "subject": "vlp: {{ flow.name }} {{ flow_run.state.name }}",
-                "body": "{{ deployment.name }}: {{ flow_run.state.message }}\n{{ flow_run|ui_url }}",
+                # a server without a page gives no address
+                "body": "{{ deployment.name }}: {{ flow_run.state.message }}\n{{ flow_run|ui_url or flow_run.id }}",
             }
         ],
     }

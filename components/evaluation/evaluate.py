@@ -110,9 +110,10 @@ def evaluate(
     """Evaluate the weights of `run` on ``task/SPLIT``; write metrics, ranks and examples into `evaluation`.
 
     ``metrics.json`` holds recalls in percent under ``itc``, ``itm`` (re-ranked) and ``chance``; ``ranks.parquet`` one
-    row per query; ``examples.json`` the best and the worst queries with their first candidates; ``embedding.json`` the
-    points of a t-SNE. Ties count against the
-    model (see `components.evaluation.retrieval`). Candidates outside the top k follow it in the order of similarity.
+    row per query; ``examples.json`` the best and the worst queries with their first candidates. ``extra`` holds what
+    some kinds have: ``embedding.json``, the points of a t-SNE; ``vectors.safetensors``; VQA's ``submission.json``.
+    Ties count against the model (see `components.evaluation.retrieval`). Candidates outside the top k follow it in the
+    order of similarity.
     Tasks of other kinds have accuracies in percent instead: ``accuracy``, and beside it ``majority`` (always the
     commonest answer) and ``chance``.
     The workers of `runtime` encode and score, each part once: any number of them gives the same bytes. What they

@@ -24,7 +24,7 @@ def made_from(weights: Path, split: Path) -> str:
 
 
 def write_vectors(folder: Path, images: Tensor, texts: Tensor, source: str) -> None:
-    """Keep the global vectors (P, D) and (C, D) in the folder of an evaluation, with what they were `made_from`."""
+    """Keep the global vectors (P, D) and (C, D) in ``extra`` of an evaluation, with what they were `made_from`."""
     tensors = {"images": images.contiguous(), "texts": texts.contiguous()}
     save_file(tensors, folder / VECTORS_FILE, metadata={MADE_FROM: source})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from torch import Tensor
 
 from components.evaluation.embedding import EMBEDDING_FILE
+from components.evaluation.global_vectors import write_vectors
 from components.evaluation.retrieval import (
     Ranks,
     chance_metrics,
@@ -24,6 +27,7 @@ from components.io.documents import write_json
 
 RANKS_FILE = "ranks.parquet"
 EXAMPLES_FILE = "examples.json"
+EXTRA = "extra"  # folder of what runs of some kinds have: a map of the vectors, a submission
 TEXT, IMAGE = "txt", "img"  # the published names of the two directions
 DIGITS = 4  # of scores in examples.json
 FOLDED, FOLDS = 5000, 5  # COCO's test set, which is also reported in five folds of a thousand pictures
@@ -64,12 +68,13 @@ def write_results(
     resamples: int = RESAMPLES,
     seed: int = SEED,
     placed: dict[str, list[list[float]]] | None = None,
+    vectors: tuple[Tensor, Tensor, str] | None = None,
 ) -> None:
     """Write ``metrics.json``, ``ranks.parquet`` and ``examples.json`` into `folder`; `about` heads the metrics.
 
     Beside the recalls stand their bootstrap intervals (`resamples` draws of pictures from `seed`; none for 0), and
     means over `folds` parts of the pictures: five where there are COCO's 5,000 (None), none for 0 or 1. `placed` is
-    what `embedding_map` gave, for ``embedding.json``.
+    what `embedding_map` gave, for ``extra/embedding.json``; `vectors` are what `write_vectors` keeps in ``extra``.
     The metrics come last, so a folder that has them is complete. Raises ValueError as `retrieval_ranks` does, and when
     the pictures do not divide into so many folds.
     """
@@ -110,10 +115,19 @@ def write_results(
         ),
     }
     write_json(folder / EXAMPLES_FILE, found)
-    (folder / EMBEDDING_FILE).unlink(missing_ok=True)
+    extra = empty_extra(folder)
     if placed is not None:
-        write_json(folder / EMBEDDING_FILE, placed)
+        write_json(extra / EMBEDDING_FILE, placed)
+    if vectors is not None:
+        write_vectors(extra, *vectors)
     write_json(folder / METRICS_FILE, metrics)
+
+
+def empty_extra(folder: Path) -> Path:
+    """``extra`` in the folder of an evaluation, emptied; it is there for all kinds, since DVC tracks it for all."""
+    shutil.rmtree(folder / EXTRA, ignore_errors=True)
+    (folder / EXTRA).mkdir(parents=True)
+    return folder / EXTRA
 
 
 def _rank_table(split: Split, itc: Ranks, itm: Ranks, scores: Scores) -> pa.Table:

@@ -13,6 +13,7 @@ import torch
 from components.data.tokenizer import load_tokenizer
 from components.evaluation.explain import read_caption, read_picture
 from components.evaluation.global_vectors import made_from, read_vectors
+from components.evaluation.results import EXTRA
 from components.evaluation.summary import METRICS_FILE
 from components.evaluation.tower_models import OnDemandSplit, TowerModel, is_tower_model, load_tower_model
 from components.evaluation.tower_scoring import Source
@@ -66,7 +67,7 @@ class RunSearch:
         device = next(self.model.parameters()).device
         self.tokenizer = load_tokenizer(weights, clip=True)
         self.split = OnDemandSplit(task / split, self.model, self.sizes, weights, device)
-        images, texts = read_vectors(evaluation, run, made_from(weights, task / split))
+        images, texts = read_vectors(evaluation / EXTRA, run, made_from(weights, task / split))
         source: Source = self.split if features is None else self._features(features, split)
         self.search = TowerSearch(self.model.head, source, images, texts, index=index, device=device)
 

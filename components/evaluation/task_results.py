@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.evaluation.results import DIGITS, EXAMPLES_FILE, RANKS_FILE
+from components.evaluation.results import DIGITS, EXAMPLES_FILE, RANKS_FILE, empty_extra
+from components.evaluation.submission import SUBMISSION_FILE, write_submission
 from components.evaluation.summary import METRICS_FILE
 from components.io.documents import write_json
 
@@ -35,14 +36,24 @@ class Verdict(NamedTuple):
     rank: int | None
 
 
-def write_task_results(folder: Path, verdicts: Sequence[Verdict], metrics: dict[str, Any], examples: int) -> None:
+def write_task_results(
+    folder: Path,
+    verdicts: Sequence[Verdict],
+    metrics: dict[str, Any],
+    examples: int,
+    question_ids: Sequence[str] | None = None,
+) -> None:
     """Write ``metrics.json``, ``ranks.parquet`` (`SCHEMA`, a row per item) and ``examples.json`` into `folder`.
 
-    Examples are the surest right answers and the surest wrong ones. The metrics come last, so a folder that has them is
-    complete.
+    Examples are the surest right answers and the surest wrong ones. With `question_ids` (VQA's, an item's each) the
+    predictions are written as ``extra/submission.json`` too. The metrics come last, so a folder that has them is
+    complete. Raises UserError as `write_submission` does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / METRICS_FILE).unlink(missing_ok=True)
+    extra = empty_extra(folder)
+    if question_ids is not None:
+        write_submission(extra / SUBMISSION_FILE, question_ids, [one.prediction for one in verdicts])
     rows = [
         {
             "item": one.item,

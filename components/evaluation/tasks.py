@@ -13,7 +13,6 @@ from components.evaluation.answering import answer_metrics, vqa_accuracy
 from components.evaluation.classes import CLASSES, NOTES, class_metrics, label_ranks, sentence_consistency
 from components.evaluation.grounding import grounding_metrics, right_ranks
 from components.evaluation.sharing import encoding_of
-from components.evaluation.submission import SUBMISSION_FILE, write_submission
 from components.evaluation.task_inputs import TaskSplit
 from components.evaluation.task_parts import ENCODINGS, load_task_config, run_model
 from components.evaluation.task_results import Verdict, write_task_results
@@ -52,12 +51,8 @@ def evaluate_task(
     verdicts, metrics = judge(Said(params, kind, split, found))
     about = {"run": run, "task": task.name, "kind": kind, "split": params.split, "items": len(split)}
     about["image_size"] = config.image_size
-    if kind == "vqa":
-        evaluation.mkdir(parents=True, exist_ok=True)
-        write_submission(
-            evaluation / SUBMISSION_FILE, split.items.column("question_id"), [one.prediction for one in verdicts]
-        )
-    write_task_results(evaluation, verdicts, about | metrics, params.examples)
+    questions = split.items.column("question_id") if kind == "vqa" else None
+    write_task_results(evaluation, verdicts, about | metrics, params.examples, questions)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.evaluation.embedding import embedding_map
-from components.evaluation.global_vectors import made_from, write_vectors
+from components.evaluation.global_vectors import made_from
 from components.evaluation.results import write_results
 from components.evaluation.scoring import with_tail
 from components.evaluation.sharing import encoding_of
@@ -42,7 +42,7 @@ def evaluate_towers(
     The files are those of every retrieval run. ``itm`` holds the model's own score (HAT's ensemble where it has both
     directions), ``itc`` a simpler one of the same model where there is one (one direction, VITR's dual encoder);
     ``labels`` says which, and ``scores`` has the recalls of all, each with ``r_sum``, the sum of six.
-    ``vectors.safetensors`` keeps the global vectors, for ``vlp search``.
+    ``extra/vectors.safetensors`` keeps the global vectors, for ``vlp search``.
     Raises UserError when the split or the weights are missing or damaged.
     """
     sizes = load_sizes(weights)
@@ -83,7 +83,6 @@ def evaluate_towers(
         "scores": recalls(both, split.picture_of),
     }
     evaluation.mkdir(parents=True, exist_ok=True)
-    write_vectors(evaluation, *vectors, made_from(weights, task / params.split))
     write_results(
         evaluation,
         split,
@@ -95,5 +94,6 @@ def evaluate_towers(
         resamples=params.bootstrap,
         seed=params.seed,
         placed=placed,
+        vectors=(*vectors, made_from(weights, task / params.split)),
         about=about,
     )

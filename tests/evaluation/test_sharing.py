@@ -20,7 +20,7 @@ CAPTIONS = [
     [f"a {colour} cube", f"{colour} {'and so on ' * place}", colour]
     for place, colour in enumerate(["red", "blue", "green", "white", "black", "brown", "grey"])
 ]
-FILES = ("metrics.json", "ranks.parquet", "examples.json", "embedding.json")
+FILES = ("metrics.json", "ranks.parquet", "examples.json", "extra/embedding.json")
 SMALL = {"top_k": 3, "batch_size": 1, "pair_batch_size": 2, "pictures_per_part": 1, "bootstrap": 50}
 
 

@@ -1,7 +1,9 @@
 """Deployments on a real Prefect server and worker: a schedule, an overlap, a machine that dies, the run after."""
 
 import contextlib
+import json
 import os
+import queue
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from components.io.errors import UserError
 from pipelines import schedule as module
 from pipelines.params import read_yaml
 from pipelines.schedule import schedule
+from tests.data.web import Handler, serving
 from tests.pipelines.server import eventually, task_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,6 +122,36 @@ def test_a_schedule_an_overlap_and_a_dead_machine(deployed, prefect_server, tmp_
         assert there() == before, "deployed again, not twice"
     assert ended["deduplicate"] == "Cached"
     assert (ended["shard"], ended["validate"]) == ("Completed", "Completed")
+
+
+def test_a_block_hears_of_runs_that_fail(deployed, prefect_server):
+    from prefect.blocks.notifications import CustomWebhookNotificationBlock
+    from prefect.client.orchestration import get_client
+    from prefect.states import Failed
+
+    heard = queue.Queue()
+
+    class Listener(Handler):
+        def do_POST(self):  # noqa: N802
+            heard.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send()
+
+    with serving(Listener) as server, get_client(sync_client=True) as client:
+        block = CustomWebhookNotificationBlock(
+            name="alarm",
+            url=f"http://127.0.0.1:{server.server_port}/",
+            json_data={"subject": "{{subject}}", "body": "{{body}}"},
+        )
+        block.save("alarm")
+        schedule(deployed.folder, notify="custom-webhook/alarm")
+        nightly = client.read_deployment_by_name("data/nightly")
+        client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=False)
+        run = client.create_flow_run_from_deployment(nightly.id)
+        client.set_flow_run_state(run.id, Failed(message="shard: the disk is full"), force=True)
+        told = heard.get(timeout=120)
+        client.delete_automation(client.find_automation(module.FAILED).id)
+    assert told["subject"] == "vlp: data Failed"
+    assert told["body"] == f"nightly: shard: the disk is full\n{run.id}"
 
 
 def test_no_such_block(deployed, prefect_server):

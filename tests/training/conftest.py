@@ -1,6 +1,7 @@
 """Tiny shards, a tiny task, tiny parameters."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from components.io.records import RecordWriter, write_manifest
 from components.io.runtime import Runtime
 from components.training.finetune import FinetuneParams
 from components.training.pretrain import PretrainParams, pretrain
+from pipelines.params import read_yaml
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (220, 210, 30)}
 CAPTIONS = ["a {0} square left of a {1} one", "{0} and {1} squares", "the square on the right is {1}"]
@@ -38,6 +40,12 @@ TRAINING = {
     "log_every": 1,
     "num_threads": 1,
 }
+
+
+def outs_of_evaluate() -> set[str]:
+    """What DVC tracks in an evaluation's folder; anything else would be missing in a fresh clone."""
+    stage = read_yaml(Path(__file__).resolve().parents[2] / "dvc.yaml")["stages"]["evaluate"]["do"]
+    return {Path(out).name for out in (*stage["outs"], *stage["metrics"])}
 
 
 def write_records(folder, count, seed=0):

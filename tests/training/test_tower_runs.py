@@ -27,6 +27,7 @@ from components.training.settings import AugmentParams
 from models.hat.config import HatHeadConfig
 from models.hat.cross_attention import attention_weights
 from models.vitr.model import heat_map
+from tests.training.conftest import outs_of_evaluate
 
 TOWERS = {
     "image": {"model": "tf_efficientnet_lite0", "image_size": 64, "stages": [4, 5, 6], "grid": 2},
@@ -179,6 +180,7 @@ def test_evaluate_writes_what_every_retrieval_run_has(task, cached, tmp_path, mo
         weights=weights,
         evaluation=tmp_path / "evaluation" / "tiny",
     )
+    assert {path.name for path in (tmp_path / "evaluation" / "tiny").iterdir()} == outs_of_evaluate()
     metrics = json.loads((tmp_path / "evaluation" / "tiny" / "metrics.json").read_text())
     assert set(metrics["scores"]) == {"i2t", "t2i", "ensemble"}
     for mine, shared in (("t2i", "itc"), ("ensemble", "itm")):
@@ -199,7 +201,7 @@ def test_evaluate_writes_what_every_retrieval_run_has(task, cached, tmp_path, mo
         evaluate(params, run=name, task=task, weights=weights, evaluation=tmp_path / "parts")
         assert json.loads((tmp_path / "parts" / "metrics.json").read_text()) == first
     assert few["candidates"] == 3
-    assert len(json.loads((tmp_path / "few" / "embedding.json").read_text())["captions"]) == 5
+    assert len(json.loads((tmp_path / "few" / "extra" / "embedding.json").read_text())["captions"]) == 5
     assert np.isfinite(few["scores"]["ensemble"]["r_sum"])
     with pytest.raises(UserError, match="folds is 2, which does not divide the 5 pictures"):
         evaluate(EvaluateParams(split="val", folds=2), run="x", task=task, weights=weights, evaluation=tmp_path / "x")

@@ -218,18 +218,18 @@ def test_vectors_that_are_stale_damaged_or_gone_are_not_searched(run, task, tmp_
     with pytest.raises(UserError, match="is of other weights or another split than there are now"):
         opened(run, task, weights=weights)
     evaluation = shutil.copytree(run / "evaluation", tmp_path / "evaluation")
-    (evaluation / "vectors.safetensors").write_bytes(b"no")
+    (evaluation / "extra" / "vectors.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match=r"vectors.safetensors is damaged .*evaluate the run again"):
         opened(run, task, evaluation=evaluation)
-    (evaluation / "vectors.safetensors").unlink()
+    (evaluation / "extra" / "vectors.safetensors").unlink()
     with pytest.raises(UserError, match=r"vectors.safetensors does not exist"):
         opened(run, task, evaluation=evaluation)
 
 
 def test_an_evaluation_again_leaves_the_same_vectors(run, task):
-    before = (run / "evaluation" / "vectors.safetensors").read_bytes()
+    before = (run / "evaluation" / "extra" / "vectors.safetensors").read_bytes()
     evaluate_run(run, task)
-    assert (run / "evaluation" / "vectors.safetensors").read_bytes() == before
+    assert (run / "evaluation" / "extra" / "vectors.safetensors").read_bytes() == before
 
 
 def test_the_commands_show_tables(run, task, tmp_path, monkeypatch):

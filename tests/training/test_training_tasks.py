@@ -22,6 +22,7 @@ from components.training.pretrain import pretrain
 from components.training.settings import AugmentParams
 from components.training.task_data import TaskData, encode_answers
 from models.albef.config import parse_config
+from tests.training.conftest import outs_of_evaluate
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "yellow": (220, 210, 30)}
 TRAINING = {
@@ -136,6 +137,10 @@ def judge(kind: str, tasks: Path, out: Path, **changes) -> dict:
     return json.loads((out / "evaluation/metrics.json").read_text())
 
 
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_items_to_metrics(kind: str, tasks: Path, pretrained: Path, tmp_path: Path) -> None:
     out = tune(kind, tasks, pretrained / "weights", tmp_path)
@@ -144,9 +149,11 @@ def test_from_items_to_metrics(kind: str, tasks: Path, pretrained: Path, tmp_pat
     config = parse_config((out / "weights/config.json").read_text())
     assert getattr(config, "task", "grounding") == kind
     metrics = judge(kind, tasks, out)
-    whole = {path.name: path.read_bytes() for path in (out / "evaluation").iterdir()}
+    whole = files(out / "evaluation")
+    assert {path.name for path in (out / "evaluation").iterdir()} == outs_of_evaluate()
+    assert (out / "evaluation/extra/submission.json" in whole) == (kind == "vqa")
     judge(kind, tasks, out, pictures_per_part=3)  # two parts, of the same batches
-    assert {path.name: path.read_bytes() for path in (out / "evaluation").iterdir()} == whole
+    assert files(out / "evaluation") == whole
     assert metrics["kind"] == kind
     assert metrics["items"] == 5
     assert 0 <= metrics["accuracy"] <= 100

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from components.evaluation.embedding import EMBEDDING_FILE
 from components.evaluation.page.samples import record_folders
 from components.evaluation.page.thumbnails import Thumbnail, thumbnail
-from components.evaluation.results import EXAMPLES_FILE, IMAGE, RANKS_FILE, TEXT
+from components.evaluation.results import EXAMPLES_FILE, EXTRA, IMAGE, RANKS_FILE, TEXT
 from components.evaluation.summary import read_metrics, retrieval_runs
 from components.io.records import iter_batches
 
@@ -78,7 +78,7 @@ def _read_run(folder: Path, tasks: Path, queries: int) -> Run:
     names = {query.content["picture"] for found in chosen.values() for query in found}
     names |= {hit["picture"] for query in chosen[IMAGE] for hit in (*query.content["top"], query.content["answer"])}
     split = tasks / str(metrics.get("task", "")) / str(metrics.get("split", ""))
-    path = folder / EMBEDDING_FILE
+    path = folder / EXTRA / EMBEDDING_FILE
     embedding = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     return Run(folder.name, metrics, ranks, captions, chosen, thumbnails(names, record_folders(split)), embedding)
 
