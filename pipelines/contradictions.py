@@ -84,17 +84,22 @@ def _towers(params: Any) -> Iterator[str]:
 
 def _order(params: Any, name: str, towers: Any) -> Iterator[str]:
     """Towers whose weights are a run's come after that run, which DVC knows by `after` alone."""
-    folder = Path(towers.clip_weights or "").parent
-    of_run = folder.parent == MODELS
-    first = folder if of_run else towers.task / "train"
-    if of_run and folder.name not in params.finetune.runs:
-        runs = ", ".join(params.finetune.runs)
-        yield (
-            f"features.towers.{name}.clip_weights: {folder} is written by none of finetune.runs; allowed: those of "
-            f"{runs}, or weights from elsewhere"
-        )
-    elif of_run and params.finetune.runs[folder.name].pretrained == FEATURES / name:
-        yield f"features.towers.{name}.clip_weights: {folder} itself comes from these towers; allowed: another run's"
+    named = (
+        (key, Path(getattr(towers, key) or "").parent) for key in ("image_weights", "text_weights", "clip_weights")
+    )
+    of_runs = {key: folder for key, folder in named if folder.parent == MODELS}
+    for key, folder in of_runs.items():
+        at = f"features.towers.{name}.{key}: {folder}"
+        if folder.name not in params.finetune.runs:
+            runs = ", ".join(params.finetune.runs)
+            yield f"{at} is written by none of finetune.runs; allowed: those of {runs}, or weights from elsewhere"
+        elif params.finetune.runs[folder.name].pretrained == FEATURES / name:
+            yield f"{at} itself comes from these towers; allowed: another run's"
+    folders = sorted(set(of_runs.values()))
+    first = folders[0] if folders else towers.task / "train"
+    if len(folders) > 1:
+        both = " and ".join(map(str, folders))
+        yield f"features.towers.{name}: weights of {both}; allowed: one run's, since `after` names one"
     elif towers.after != first:
         yield f"features.towers.{name}.after: {towers.after or 'not there'}; allowed: {first}"
 

@@ -20,7 +20,7 @@ class TowersParams(BaseModel, frozen=True, extra="forbid"):
     task: Path = Field(description="folder of a retrieval task: data/tasks/TASK")
     after: Path | None = Field(
         default=None,
-        description="what has to be there first: data/models/RUN where clip_weights are that run's, else "
+        description="what has to be there first: data/models/RUN where weights are that run's, else "
         "data/tasks/TASK/train; dvc.yaml reads it, so write it out",
     )
     splits: tuple[SplitName, ...] = Field(
@@ -36,12 +36,14 @@ class TowersParams(BaseModel, frozen=True, extra="forbid"):
     image_weights: str | None = Field(
         default=None,
         min_length=1,
-        description="a file, package:NAME/PATH in an installed package, or timm:NAME; null: random",
+        description="a file (also a run's data/models/RUN/model.safetensors), package:NAME/PATH in an installed "
+        "package, or timm:NAME; null: random",
     )
     text_weights: str | None = Field(
         default=None,
         min_length=1,
-        description="a file, package:NAME/PATH in an installed package, or transformers:NAME; null: random",
+        description="a file (also a run's data/models/RUN/model.safetensors), package:NAME/PATH in an installed "
+        "package, or transformers:NAME; null: random",
     )
     clip_weights: str | None = Field(
         default=None,

@@ -151,10 +151,11 @@ def load_clip(image: ClipImageTower, text: ClipTextTower, state: Mapping[str, Te
 
 
 def load_image_tower(tower: ImageTower, state: Mapping[str, Tensor]) -> None:
-    """Set the tower from weights in timm's layout, timm 0.4's or EfficientNet-Lite's; classifiers are left out.
+    """Set the tower from weights in timm's layout, timm 0.4's or EfficientNet-Lite's, or a run's of this project.
 
-    Raises ValueError that names what is missing or unknown.
+    Classifiers are left out. Raises ValueError that names what is missing or unknown.
     """
+    state = _of_run(state, OWN_IMAGE)
     if any(name.startswith("_blocks.") for name in state):
         state = efficientnet_lite(state, [len(stage) for stage in tower.net.blocks])
     elif any(name.startswith("layers.") for name in state):
@@ -163,7 +164,8 @@ def load_image_tower(tower: ImageTower, state: Mapping[str, Tensor]) -> None:
 
 
 def load_text_tower(tower: TextTower, state: Mapping[str, Tensor]) -> None:
-    """Set the tower from a BERT's weights (or a GRU's of this project); raises ValueError as `load_image_tower`."""
+    """Set the tower from a BERT's weights or a run's of this project; raises ValueError as `load_image_tower`."""
+    state = _of_run(state, OWN_TEXT)
     if tower.config.kind == "bert":
         layer = re.compile(r"encoder\.layer\.(\d+)\.")
         last = tower.config.layers
@@ -173,6 +175,12 @@ def load_text_tower(tower: TextTower, state: Mapping[str, Tensor]) -> None:
             if not ((match := layer.match(name)) and int(match[1]) >= last)
         }
     _load(tower.net, state)
+
+
+def _of_run(state: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
+    """The tower under `prefix` in the weights of a run; other weights as they are."""
+    inside = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    return inside or state
 
 
 def _load(net: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -131,6 +131,22 @@ def test_bert_may_be_cut_short_but_not_lack_anything():
         load_text_tower(short, state)
 
 
+def test_towers_come_from_a_run_of_this_project_too():
+    texts = [TextTower(TextTowerConfig.model_validate(TINY_TEXT | {"take": (3,)})) for _ in range(2)]
+    images = [ImageTower(ImageTowerConfig(model="resnet18", image_size=64, stages=(4,))) for _ in range(2)]
+    run = {f"text.{name}": value for name, value in texts[0].state_dict().items()}
+    run |= {f"image.{name}": value for name, value in images[0].state_dict().items()}
+    run["head.scale"] = torch.zeros(())
+    load_text_tower(texts[1], run)
+    load_image_tower(images[1], run)
+    for own, other in (texts, images):
+        want = other.state_dict()
+        assert all(torch.equal(value, want[name]) for name, value in own.state_dict().items())
+    del run["text.net.embeddings.LayerNorm.bias"]
+    with pytest.raises(ValueError, match=r"lack embeddings\.LayerNorm\.bias"):
+        load_text_tower(texts[1], run)
+
+
 @pytest.mark.parametrize(
     ("model", "changes", "said"),
     [

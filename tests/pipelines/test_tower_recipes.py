@@ -143,6 +143,8 @@ def test_vitr_comes_after_the_clip_that_it_stands_on():
         ({"after": None}, r"vitr_b.after: not there; allowed: data/models/clip_b16"),
         ({"clip_weights": "data/models/x/model.safetensors"}, "data/models/x is written by none of finetune.runs"),
         ({"clip_weights": "data/models/vitr_b/model.safetensors"}, "data/models/vitr_b itself comes from these towers"),
+        ({"image_weights": "data/models/x/model.safetensors"}, "image_weights: data/models/x is written by none"),
+        ({"image_weights": "data/models/clip_l14/model.safetensors"}, "weights of data/models/clip_b16 and .*clip_l14"),
     ],
 )
 def test_towers_of_a_run_say_what_they_come_after(changes, said):
@@ -150,3 +152,14 @@ def test_towers_of_a_run_say_what_they_come_after(changes, said):
     wrong["features"]["towers"]["vitr_b"] |= changes
     with pytest.raises(UserError, match=said):
         check_params(wrong, "x")
+
+
+def test_towers_may_take_their_text_from_a_run():
+    chosen = content("hat_flickr8k_small")
+    tuned = chosen["features"]["towers"]["small"] | {"text_weights": "data/models/levels_text/model.safetensors"}
+    chosen["features"]["towers"]["tuned"] = tuned
+    with pytest.raises(UserError, match=r"tuned.after: data/tasks/retrieval/train; allowed: data/models/levels_text"):
+        check_params(chosen, "x")
+    tuned["after"] = "data/models/levels_text"
+    check_params(chosen, "x")
+    assert "data/models/levels_text" in read_entries(chosen)["features@tuned"].deps
